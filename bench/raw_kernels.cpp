@@ -57,7 +57,7 @@ class PeerMemory {
 };
 
 /// Where other processes find a stretch of memory. Plain data, for MPI.
-struct Place {
+struct MemoryLocation {
   std::int64_t process = 0;
   std::int64_t descriptor = -1;
   std::uint64_t offset = 0;  ///< in the file
@@ -87,7 +87,7 @@ std::optional<MappedFile> file_of(const std::byte* memory, std::size_t bytes) {
   return std::nullopt;
 }
 
-Place place_of(const std::byte* memory, std::size_t bytes) {
+MemoryLocation locate(const std::byte* memory, std::size_t bytes) {
   const auto file = file_of(memory, bytes);
   if (!file) return {};
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
@@ -106,22 +106,22 @@ PeerMemory::PeerMemory(MPI_Comm communicator, std::byte* own, std::size_t bytes)
   int size = 1;
   MPI_Comm_rank(communicator, &rank);
   MPI_Comm_size(communicator, &size);
-  const Place mine = place_of(own, bytes);
-  std::vector<Place> places(static_cast<std::size_t>(size));
-  MPI_Allgather(&mine, sizeof(Place), MPI_BYTE, places.data(), sizeof(Place), MPI_BYTE,
-                communicator);
+  const MemoryLocation mine = locate(own, bytes);
+  std::vector<MemoryLocation> locations(static_cast<std::size_t>(size));
+  MPI_Allgather(&mine, sizeof(MemoryLocation), MPI_BYTE, locations.data(), sizeof(MemoryLocation),
+                MPI_BYTE, communicator);
   int mapped = mine.process != 0 ? 1 : 0;
   const auto page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
   for (int peer = 0; peer < size; ++peer) {
-    const Place& place = places[static_cast<std::size_t>(peer)];
+    const MemoryLocation& location = locations[static_cast<std::size_t>(peer)];
     of_ranks_.push_back(own);
-    if (peer == rank || place.process == 0) continue;
+    if (peer == rank || location.process == 0) continue;
     const std::string path =
-        "/proc/" + std::to_string(place.process) + "/fd/" + std::to_string(place.descriptor);
+        "/proc/" + std::to_string(location.process) + "/fd/" + std::to_string(location.descriptor);
     const int file = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
-    const std::uint64_t before = place.offset % page;
+    const std::uint64_t before = location.offset % page;
     const Mapping mapping{::mmap(nullptr, bytes + before, PROT_READ | PROT_WRITE, MAP_SHARED, file,
-                                 static_cast<off_t>(place.offset - before)),
+                                 static_cast<off_t>(location.offset - before)),
                           bytes + before};
     if (file >= 0) ::close(file);
     if (mapping.memory == MAP_FAILED) {

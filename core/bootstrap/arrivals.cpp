@@ -83,18 +83,18 @@ std::string proof_of_parts(const std::string& run, std::span<const std::byte> pa
   return proof(token, {"parts", run, text_of(parts)});
 }
 
-Refusal ended_early(int rank, const ProcessInfo& process, const std::string& place,
+Refusal ended_early(int rank, const ProcessInfo& process, const std::string& url,
                     const std::vector<int>& absent) {
   const std::string others =
       absent.empty() ? "" : text(", while ", rank_list(absent), " had not joined");
-  return Refusal::lost(
-      rank, text("hvd::init: rank ", rank, " (", to_string(process), ") joined at ", place,
-                 " and ended before the job began", others, "; see what it last wrote"));
+  return Refusal::lost(rank,
+                       text("hvd::init: rank ", rank, " (", to_string(process), ") joined at ", url,
+                            " and ended before the job began", others, "; see what it last wrote"));
 }
 
-Arrivals::Arrivals(const RankInfo& own, std::string run, std::string place, std::string payload,
+Arrivals::Arrivals(const RankInfo& own, std::string run, std::string url, std::string payload,
                    bool watches)
-    : own_(own), run_(std::move(run)), place_(std::move(place)), watches_(watches) {
+    : own_(own), run_(std::move(run)), url_(std::move(url)), watches_(watches) {
   Arrival first{.rank = own.rank, .size = own.size, .build = own.build, .process = this_process()};
   first.payload = std::move(payload);
   arrived_.emplace(own.rank, Present{std::move(first), {}});
@@ -108,7 +108,7 @@ std::optional<Refusal> Arrivals::find_refusal(const std::optional<Arrival>& arri
   };
   if (!arrival) {
     remember(-1, "; a process was refused: it has another version of hvd");
-    return usage(text("a rank has joined at ", place_,
+    return usage(text("a rank has joined at ", url_,
                       " with another version of hvd; start the same program everywhere"));
   }
   const int rank = arrival->rank;
@@ -116,7 +116,7 @@ std::optional<Refusal> Arrivals::find_refusal(const std::optional<Arrival>& arri
     remember(rank, text("; a process (", to_string(arrival->process), ") that joined as rank ",
                         rank, " was refused: it has another token (HVD_JOB_TOKEN)"));
     return usage(
-        text(described(*arrival), " has joined at ", place_, " for job '", own_.job,
+        text(described(*arrival), " has joined at ", url_, " for job '", own_.job,
              "' with another token than rank 0's; give each job its own rendezvous address"));
   }
   std::string contradiction;
@@ -134,11 +134,11 @@ std::optional<Refusal> Arrivals::find_refusal(const std::optional<Arrival>& arri
     return refusal;
   }
   if (rank < 0 || rank >= own_.size) {
-    return usage(text(described(*arrival), " has joined at ", place_,
-                      ", expected a rank from 0 to ", own_.size - 1));
+    return usage(text(described(*arrival), " has joined at ", url_, ", expected a rank from 0 to ",
+                      own_.size - 1));
   }
   if (const auto first = arrived_.find(rank); first != arrived_.end()) {
-    return usage(text("rank ", rank, " has joined at ", place_, " twice, first from ",
+    return usage(text("rank ", rank, " has joined at ", url_, " twice, first from ",
                       to_string(first->second.arrival.process), "; start each rank once"));
   }
   return std::nullopt;
@@ -221,12 +221,12 @@ std::string within(Deadline::duration limit) {
   return text("within ", limit, " (HVD_START_TIMEOUT)");
 }
 
-Refusal missing(const std::vector<int>& ranks, const std::string& place, Deadline::duration limit,
+Refusal missing(const std::vector<int>& ranks, const std::string& url, Deadline::duration limit,
                 const std::string& refused) {
   const bool one = ranks.size() == 1;
   return Refusal::lost(one ? ranks.front() : -1,
                        text("hvd::init: ", rank_list(ranks), one ? " has" : " have",
-                            " not joined at ", place, " ", within(limit), refused,
+                            " not joined at ", url, " ", within(limit), refused,
                             "; start as many ranks as the world size, with the same place, and see "
                             "whether one has ended early"));
 }

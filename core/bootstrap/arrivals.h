@@ -17,7 +17,7 @@
 /// Decides which processes join a run as its ranks. It uses no store.
 namespace hvd::rendezvous {
 
-/// Published by rank 0: the run that begins at this place, and the process of rank 0.
+/// Published by rank 0: the run that begins at this URL, and the process of rank 0.
 struct RunNotice {
   std::string run = {};
   ProcessInfo process = {};
@@ -59,7 +59,7 @@ inline constexpr std::size_t kProofBytes = 64;
 
 /// A refusal because a rank's process ended before the job began.
 /// @param absent the ranks that had not joined by then
-Refusal ended_early(int rank, const ProcessInfo&, const std::string& place,
+Refusal ended_early(int rank, const ProcessInfo&, const std::string& url,
                     const std::vector<int>& absent = {});
 
 /// The arrivals at rank 0 so far.
@@ -72,7 +72,7 @@ class Arrivals {
  public:
   /// @param own describes rank 0
   /// @param watches whether to watch the processes of this host for their end
-  Arrivals(const RankInfo& own, std::string run, std::string place, std::string payload,
+  Arrivals(const RankInfo& own, std::string run, std::string url, std::string payload,
            bool watches);
 
   /// Decides about an arrival.
@@ -107,7 +107,7 @@ class Arrivals {
 
   const RankInfo own_;
   const std::string run_;
-  const std::string place_;
+  const std::string url_;
   std::map<int, Present> arrived_;         ///< by rank
   std::map<int, Refusal> contradictions_;  ///< by rank: processes of this job that contradict it
   std::map<int, std::string> strangers_;   ///< by claimed rank: others that were refused
@@ -126,7 +126,7 @@ std::string within(Deadline::duration limit);
 /// A refusal because ranks have not joined in time.
 /// @param limit the time that the ranks had
 /// @param refused describes processes that were refused
-Refusal missing(const std::vector<int>& ranks, const std::string& place, Deadline::duration limit,
+Refusal missing(const std::vector<int>& ranks, const std::string& url, Deadline::duration limit,
                 const std::string& refused);
 
 }  // namespace hvd::rendezvous

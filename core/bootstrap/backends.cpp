@@ -101,7 +101,7 @@ void check_backend_name(const RuntimeOptions& options, const InitMethod& method)
   if (carriers && method.controller != Controller::kLocal && *options.backend != own) {
     throw UsageError(text("hvd::init: backend (HVD_BACKEND): '", *options.backend,
                           "' in a job whose messages travel over ", own, " (init method ",
-                          method.place, "); ask for '", own,
+                          method.url, "); ask for '", own,
                           "', leave it unset, or start the ranks with 'hvdrun --controller ",
                           *options.backend, "'"));
   }

@@ -134,7 +134,7 @@ std::string folder_of(const std::string& path, const std::string& job) {
 class FileStore final : public Store {
  public:
   FileStore(const std::string& path, const std::string& job)
-      : place_("file://" + path),
+      : url_("file://" + path),
         folder_(folder_of(path, job)),
         draft_(file("draft." + random_id())) {
     struct stat info = {};
@@ -146,7 +146,7 @@ class FileStore final : public Store {
     make_folder();
   }
 
-  const std::string& place() const noexcept override { return place_; }
+  const std::string& url() const noexcept override { return url_; }
   void set(const std::string& key, std::span<const std::byte> value, Deadline) override;
   std::optional<Bytes> get(const std::string& key, Deadline) override {
     return read_all(file(escaped(key)));
@@ -163,7 +163,7 @@ class FileStore final : public Store {
   std::optional<std::int64_t> try_to_add(const std::string& path, std::int64_t amount,
                                          Deadline) const;
 
-  const std::string place_;
+  const std::string url_;
   const std::string folder_;
   const std::string draft_;  ///< a name that only this object uses
 };

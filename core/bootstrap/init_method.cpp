@@ -99,7 +99,7 @@ InitMethod one_rank() { return {}; }
 InitMethod with_numbers(InitMethod method, const std::optional<Number>& rank,
                         const std::optional<Number>& size) {
   const auto missing = [&](const char* what, const char* how) {
-    return UsageError(text("hvd::init: init_method ", method.place, " (", method.source,
+    return UsageError(text("hvd::init: init_method ", method.url, " (", method.source,
                            ") needs the ", what, "; set ", how));
   };
   if (!size) throw missing("number of ranks", "Options::world_size, HVD_SIZE or WORLD_SIZE");
@@ -132,7 +132,7 @@ InitMethod master(const std::string& source, const Claim& claim) {
   std::vector<std::string> absent;
   for (const char* const name : {"MASTER_ADDR", "MASTER_PORT"})
     if (environment(name) == nullptr) absent.emplace_back(name);
-  InitMethod method{.place = "env://", .source = source};
+  InitMethod method{.url = "env://", .source = source};
   if (absent.empty()) {
     const char* const agent = environment("TORCHELASTIC_USE_AGENT_STORE");
     const std::optional<Number> port = number("MASTER_PORT");
@@ -141,7 +141,7 @@ InitMethod master(const std::string& source, const Claim& claim) {
     method.agent_store = agent != nullptr && std::string_view(agent) == "True";
     method.host = environment("MASTER_ADDR");
     method.port = static_cast<std::uint16_t>(port->value);
-    method.place = text("tcp://", method.host, ":", method.port);
+    method.url = text("tcp://", method.host, ":", method.port);
   } else if (!claim.size || claim.size->value != 1) {
     throw UsageError(text("hvd::init: init_method env:// (", source, ") needs ",
                           join_text(absent, " and "), ", which ", absent.size() == 1 ? "is" : "are",
@@ -163,27 +163,27 @@ void refuse_mpi_without_launcher(const std::string& source) {
 }
 
 InitMethod explicit_method(const RuntimeOptions& options) {
-  const std::string& place = *options.init_method;
+  const std::string& url = *options.init_method;
   const std::string source =
       options.init_method_is_program ? "Options::init_method" : "HVD_INIT_METHOD";
-  if (place == kMpiMethod) {
+  if (url == kMpiMethod) {
     refuse_mpi_without_launcher(source);
-    return {.controller = Controller::kMpi, .place = kMpiMethod, .source = source};
+    return {.controller = Controller::kMpi, .url = kMpiMethod, .source = source};
   }
-  if (place == "env://")
+  if (url == "env://")
     return master(source, first_of(of_program(options), of_torchrun(), of_hvdrun()));
-  if (place.starts_with(kHvdrunMethod)) {
+  if (url.starts_with(kHvdrunMethod)) {
     // The launcher assigns the rank.
     require_agreement(of_program(options), kProgram, of_hvdrun(), kHvdrun);
-  } else if (!place.starts_with("tcp://") && !place.starts_with("file://")) {
+  } else if (!url.starts_with("tcp://") && !url.starts_with("file://")) {
     throw UsageError(
         text("hvd::init: init_method (", source,
              "): expected tcp://HOST:PORT, which rank 0 serves, file:///path of a file "
              "that all ranks share, env:// or mpi://, got '",
-             place, "'"));
+             url, "'"));
   }
   const Claim claim = first_of(of_program(options), of_hvdrun(), of_torchrun());
-  return with_numbers({.place = place, .source = source}, claim.rank, claim.size);
+  return with_numbers({.url = url, .source = source}, claim.rank, claim.size);
 }
 
 /// Refuses several ranks without a way to find each other: each would form a separate job.
@@ -221,7 +221,7 @@ InitMethod choose_init_method(const RuntimeOptions& options, bool mpi_active) {
     require_agreement(mpi, "MPI's launcher", program, kProgram);
     if (torchrun) require_agreement(mpi, "MPI's launcher", of_torchrun(), kTorchrun);
     return {.controller = Controller::kMpi,
-            .place = kMpiMethod,
+            .url = kMpiMethod,
             .source = mpi.text().empty() ? "MPI was started by the program" : mpi.text()};
   }
   if (torchrun) {
@@ -253,7 +253,7 @@ InitMethod method_of_store(const RuntimeOptions& options, const std::string& sto
                            int size) {
   const Claim own = claim_of(rank, size);
   require_agreement(own, "the arguments of hvd::init", of_program(options), kProgram);
-  return with_numbers({.place = store, .source = "the program's store"}, own.rank, own.size);
+  return with_numbers({.url = store, .source = "the program's store"}, own.rank, own.size);
 }
 
 namespace {

@@ -21,9 +21,9 @@ inline constexpr const char* kLocalMethod = "local://";
 /// How this process finds the other ranks.
 struct InitMethod {
   Controller controller = Controller::kLocal;
-  std::string place = kLocalMethod;  ///< "mpi://", "tcp://host:port", "file:///path", "local://"
-  std::string source = {};           ///< where it was set, for error texts: "HVD_INIT_METHOD"
-  int rank = 0;                      ///< unused with MPI, which assigns the rank
+  std::string url = kLocalMethod;  ///< "mpi://", "tcp://host:port", "file:///path", "local://"
+  std::string source = {};         ///< where it was set, for error texts: "HVD_INIT_METHOD"
+  int rank = 0;                    ///< unused with MPI, which assigns the rank
   int size = 1;
   /// The port belongs to torchrun's agent, and the ranks find each other in its store.
   bool agent_store = false;

@@ -74,7 +74,7 @@ MpiModule& require_mpi(const InitMethod& method) {
   if (MpiModule* const module = mpi_module(&reason)) return *module;
   throw UsageError(
       text("hvd::init: ", method.source,
-           method.place == method.source ? "" : text(" selects MPI (", method.place, ")"),
+           method.url == method.source ? "" : text(" selects MPI (", method.url, ")"),
            ", but hvd's part for MPI cannot be loaded: ", reason,
            "; install the MPI that hvd was built with (HVD_WITH_MPI), or one that has "
            "libmpi_abi.so.1 and name that library with HVD_MPI_LIBRARY if it is not found, or "
@@ -165,7 +165,7 @@ JoinRanks joining(const RuntimeOptions& options, const InitMethod& method,
   } else if (method.agent_store) {
     open = [&options, &method, deadline] { return open_agent_store(options, method, deadline); };
   } else {
-    open = [&method, own, deadline] { return rendezvous::open_store(method.place, own, deadline); };
+    open = [&method, own, deadline] { return rendezvous::open_store(method.url, own, deadline); };
   }
   return joining_in(std::move(open), own, options, deadline);
 }
@@ -223,7 +223,7 @@ JobConnection connect(const RuntimeOptions& options, const InitMethod& method,
   } else {
     const Deadline deadline = start_deadline(options);
     world = join_over_ucx(
-        method.place, joining_by(deadline), method.rank, method.size, statement_of(options),
+        method.url, joining_by(deadline), method.rank, method.size, statement_of(options),
         [&](RankStatement& own, const Topology& topology) {
           gpu = find_gpu(options, topology.local_rank, own);
         },
@@ -262,41 +262,42 @@ JobConnection join_job(const RuntimeOptions& options, std::shared_ptr<const Shar
   });
 }
 
-rendezvous::StoreServer::Options generation_server(const std::string& place, int most) {
+rendezvous::StoreServer::Options generation_server(const std::string& name, int max_unadmitted) {
   const rendezvous::RankInfo own = generation_rank_info(0, 1);
-  return {.place = place,
+  return {.name = name,
           .job = own.job,
           .token = own.token,
-          .max_unadmitted = static_cast<std::size_t>(most)};
+          .max_unadmitted = static_cast<std::size_t>(max_unadmitted)};
 }
 
 void prepare_generation() { ucx::prepare_workers(); }
 
 JobConnection join_generation(const RuntimeOptions& options,
                               std::shared_ptr<const SharedArena> arena,
-                              const GenerationPlace& place) {
-  HVD_EXPECT(!place.hosts.empty() && place.rank < place.size, "the rank is one of the generation");
-  const InitMethod method{.controller = place.size > 1 ? Controller::kUcx : Controller::kLocal,
-                          .place = text("tcp://", place.hosts.front(), ":", place.port),
-                          .source = place.source,
-                          .rank = place.rank,
-                          .size = place.size};
+                              const GenerationEndpoint& endpoint) {
+  HVD_EXPECT(!endpoint.hosts.empty() && endpoint.rank < endpoint.size,
+             "the rank is one of the generation");
+  const InitMethod method{.controller = endpoint.size > 1 ? Controller::kUcx : Controller::kLocal,
+                          .url = text("tcp://", endpoint.hosts.front(), ":", endpoint.port),
+                          .source = endpoint.source,
+                          .rank = endpoint.rank,
+                          .size = endpoint.size};
   check_backend_name(options, method);
-  if (place.size == 1) {
-    if (place.arrived) place.arrived();
+  if (endpoint.size == 1) {
+    if (endpoint.arrived) endpoint.arrived();
     return job_of_one(options);
   }
   const auto joining_by = [&](Deadline deadline) -> JoinRanks {
-    const rendezvous::RankInfo of_server = generation_rank_info(place.rank, place.size);
+    const rendezvous::RankInfo of_server = generation_rank_info(endpoint.rank, endpoint.size);
     rendezvous::RankInfo own = of_server;
-    own.job += place.instance;
-    const auto open = [&place, of_server, deadline] {
-      return rendezvous::open_served_store(place.hosts, place.port, of_server, deadline,
-                                           place.interruption);
+    own.job += endpoint.instance;
+    const auto open = [&endpoint, of_server, deadline] {
+      return rendezvous::open_served_store(endpoint.hosts, endpoint.port, of_server, deadline,
+                                           endpoint.interruption);
     };
-    return joining_in(open, own, options, deadline, place.arrived);
+    return joining_in(open, own, options, deadline, endpoint.arrived);
   };
-  return connect(options, method, std::move(arena), joining_by, place.grace);
+  return connect(options, method, std::move(arena), joining_by, endpoint.grace);
 }
 
 void open_agent_store_by(OpenAgentStore open) {

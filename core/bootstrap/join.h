@@ -49,9 +49,9 @@ struct ProgramStore {
 JobConnection join_job(const RuntimeOptions&, std::shared_ptr<const SharedArena> arena,
                        std::optional<ProgramStore> store = {});
 
-/// The place where the ranks of a generation find each other: a store that the process of rank 0
-/// has served since before the generation began.
-struct GenerationPlace {
+/// The address at which the ranks of a generation find each other: a store that the process of rank
+/// 0 has served since before the generation began.
+struct GenerationEndpoint {
   std::vector<std::string> hosts = {};  ///< addresses of rank 0's host, to be tried in turn
   std::uint16_t port = 0;
   int rank = 0;
@@ -64,13 +64,13 @@ struct GenerationPlace {
   std::chrono::seconds grace{0};  ///< time beyond the start's limit, once all ranks have joined
 };
 /// The settings of that store's server.
-/// @param most connections of processes that have not proved themselves
-rendezvous::StoreServer::Options generation_server(const std::string& place, int most);
+/// @param max_unadmitted connections of processes that have not proved themselves
+rendezvous::StoreServer::Options generation_server(const std::string& name, int max_unadmitted);
 /// Joins the generation. Collective. The server must exist until the call has ended.
 /// @pre there is an address, and the rank is below the size
 /// @throws as join_job()
 JobConnection join_generation(const RuntimeOptions&, std::shared_ptr<const SharedArena> arena,
-                              const GenerationPlace&);
+                              const GenerationEndpoint&);
 
 /// Prepares objects that the next join_generation() of this process will use. Thread-safe, also
 /// while the process is in a job. @throws hvd::Error when the system refuses it

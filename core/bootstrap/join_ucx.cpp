@@ -88,8 +88,8 @@ std::vector<Introduction> introductions_in(const rendezvous::Parts& parts) {
 
 class JobOverUcx final : public World {
  public:
-  JobOverUcx(std::string place, int rank, int size, Deadline deadline)
-      : place_(std::move(place)), rank_(rank), size_(size), deadline_(deadline) {}
+  JobOverUcx(std::string url, int rank, int size, Deadline deadline)
+      : url_(std::move(url)), rank_(rank), size_(size), deadline_(deadline) {}
   JobOverUcx(const JobOverUcx&) = delete;
   JobOverUcx& operator=(const JobOverUcx&) = delete;
   ~JobOverUcx() override { give_up({.text = "hvd::init: a rank has given up"}); }
@@ -119,7 +119,7 @@ class JobOverUcx final : public World {
   }
   ucx::Workers introduce(const JoinRanks&, Introduction);
 
-  const std::string place_;
+  const std::string url_;
   const int rank_;
   const int size_;
   const Deadline deadline_;
@@ -136,7 +136,7 @@ ucx::Workers JobOverUcx::introduce(const JoinRanks& join, Introduction own) {
   std::optional<ucx::Workers> workers;
   std::exception_ptr failure;
   try {
-    workers = ucx::open_workers(rendezvous::interface_to(place_, deadline_));
+    workers = ucx::open_workers(rendezvous::interface_to(url_, deadline_));
     own.address = rendezvous::text_of(workers->address());
   } catch (const std::exception& error) {
     failure = std::current_exception();
@@ -144,7 +144,7 @@ ucx::Workers JobOverUcx::introduce(const JoinRanks& join, Introduction own) {
     release_descriptors();  // to report the failure to the other ranks
   }
   rendezvous_ = join(encode(own));
-  init_method_ = rendezvous_->place();
+  init_method_ = rendezvous_->url();
   if (failure) std::rethrow_exception(failure);
   return std::move(*workers);
 }
@@ -200,11 +200,11 @@ Agreement JobOverUcx::connect(const JoinRanks& join, RankStatement statement,
 
 }  // namespace
 
-std::shared_ptr<World> join_over_ucx(const std::string& place, const JoinRanks& join, int rank,
+std::shared_ptr<World> join_over_ucx(const std::string& url, const JoinRanks& join, int rank,
                                      int size, RankStatement statement,
                                      const CompleteStatement& complete, Agreement& agreement,
                                      Deadline deadline) {
-  auto job = std::make_shared<JobOverUcx>(place, rank, size, deadline);
+  auto job = std::make_shared<JobOverUcx>(url, rank, size, deadline);
   try {
     agreement = job->connect(join, statement, complete);
   } catch (const std::exception& error) {

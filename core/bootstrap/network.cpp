@@ -17,26 +17,26 @@ constexpr std::string_view kHvdrun = "hvdrun://";
 /// The interface is only a preference, so a slow name service must not delay the start for long.
 constexpr auto kResolveTimeout = std::chrono::seconds(2);
 
-/// The host that the place names: one that ranks of other hosts can reach, or another host of the
-/// job. Without brackets; empty if the place names no host.
-std::string host_in(std::string_view place) {
-  if (place.starts_with(kHvdrun)) {
+/// The host in the URL: one that ranks of other hosts can reach, or another host of the
+/// job. Without brackets; empty if the URL has no host.
+std::string host_in(std::string_view url) {
+  if (url.starts_with(kHvdrun)) {
     // hvdrun's own host reaches rank 0 by loopback, so the agent names another host.
     for (const char* const name : {"HVD_LAUNCHER_PEER", "MASTER_ADDR"})
       if (const char* const host = std::getenv(name)) return host;
     return {};
   }
-  if (!place.starts_with(kTcp)) return {};
-  place.remove_prefix(kTcp.size());
-  place = place.substr(0, place.rfind(':'));
-  if (place.starts_with('[') && place.ends_with(']')) place = place.substr(1, place.size() - 2);
-  return std::string(place);
+  if (!url.starts_with(kTcp)) return {};
+  url.remove_prefix(kTcp.size());
+  url = url.substr(0, url.rfind(':'));
+  if (url.starts_with('[') && url.ends_with(']')) url = url.substr(1, url.size() - 2);
+  return std::string(url);
 }
 
 }  // namespace
 
-std::string interface_to(const std::string& place, Deadline deadline) {
-  const std::string host = host_in(place);
+std::string interface_to(const std::string& url, Deadline deadline) {
+  const std::string host = host_in(url);
   if (host.empty()) return {};
   auto resolved = resolve(host, 9);  // any port, because nothing is sent
   const auto until =

@@ -17,13 +17,13 @@ class ProgramStore final : public Store {
  public:
   ProgramStore(const std::function<KeyValueStore()>& open, const std::string& name,
                Deadline deadline)
-      : place_(name), call_deadline_(deadline) {
+      : url_(name), call_deadline_(deadline) {
     call("has not been opened", deadline, [open, store = store_](auto&) { *store = open(); });
     opened_ = true;
-    if (!store_->name.empty()) place_ = store_->name;
+    if (!store_->name.empty()) url_ = store_->name;
   }
 
-  const std::string& place() const noexcept override { return place_; }
+  const std::string& url() const noexcept override { return url_; }
   void set(const std::string& key, std::span<const std::byte> value, Deadline deadline) override {
     call("has not replied", deadline,
          [store = store_, key, copy = Bytes(value.begin(), value.end())](auto&) {
@@ -93,18 +93,18 @@ class ProgramStore final : public Store {
     } catch (const std::exception& error) {
       const bool explains_itself = dynamic_cast<const Error*>(&error) != nullptr && !opened_;
       if (explains_itself) throw;
-      throw Error(text("hvd::init: the store ", place_, " has failed: ", error.what()));
+      throw Error(text("hvd::init: the store ", url_, " has failed: ", error.what()));
     } catch (...) {
-      throw Error(text("hvd::init: the store ", place_, " has failed"));
+      throw Error(text("hvd::init: the store ", url_, " has failed"));
     }
-    throw Error(text("hvd::init: the store ", place_, " ", overdue, " within ",
+    throw Error(text("hvd::init: the store ", url_, " ", overdue, " within ",
                      std::chrono::steady_clock::now() - begin,
                      "; see whether the process that serves it (torchrun's agent) has ended or is "
                      "stopped"));
   }
 
   const std::shared_ptr<KeyValueStore> store_ = std::make_shared<KeyValueStore>();
-  std::string place_;
+  std::string url_;
   const Deadline call_deadline_;
   bool opened_ = false;
   bool stuck_ = false;  ///< a call has not returned, so no other call may begin

@@ -72,11 +72,10 @@ class RankZero final : public Rendezvous {
 RankZero::RankZero(std::unique_ptr<Store> store, const RankInfo& own,
                    std::span<const std::byte> payload, Deadline deadline, Deadline::duration limit)
     : Rendezvous(std::move(store), own, deadline, limit),
-      arrivals_(own, run_ = random_id(), place_, text_of(payload), !store_->notices_loss()),
+      arrivals_(own, run_ = random_id(), url_, text_of(payload), !store_->notices_loss()),
       give_up_(refusal_time(deadline)) {
   notice_ = encode(RunNotice{.run = run_, .process = process_});
-  store_->publish_on_loss(key("outcome"), encode(ended_early(0, process_, place_)), "", "",
-                          deadline);
+  store_->publish_on_loss(key("outcome"), encode(ended_early(0, process_, url_)), "", "", deadline);
   store_->set(run_key(), notice_, deadline);
 }
 
@@ -144,7 +143,7 @@ bool RankZero::step(Deadline until) {
   if (!arrivals_.complete()) {
     if (Clock::now() < give_up_) return false;
     const std::vector<int> ranks = arrivals_.absent();
-    fail_all(missing(ranks, place_, limit_, arrivals_.refused(ranks) + store_->remarks(ranks)));
+    fail_all(missing(ranks, url_, limit_, arrivals_.refused(ranks) + store_->remarks(ranks)));
   }
   publish(arrivals_.take_payloads());
   return true;
@@ -180,7 +179,7 @@ bool RankZero::collect(Deadline until) {
     if (Clock::now() < deadline_) return false;
     const auto absent =
         Refusal::lost(*awaited_.begin(),
-                      text("hvd::init: rank ", *awaited_.begin(), " joined at ", place_,
+                      text("hvd::init: rank ", *awaited_.begin(), " joined at ", url_,
                            " and has not sent its ", what_, " in time; see whether it has ended"));
     fail(absent);
     absent.raise();
@@ -229,7 +228,7 @@ void RankZero::check_obstacles() {
 
 std::optional<Refusal> RankZero::find_obstacle() {
   if (replaced()) {
-    return Refusal::usage(text("hvd::init: another process has started at ", place_,
+    return Refusal::usage(text("hvd::init: another process has started at ", url_,
                                " as rank 0; start rank 0 once, and give each job its own "
                                "rendezvous address or name (HVD_JOB_NAME)"));
   }
@@ -239,7 +238,7 @@ std::optional<Refusal> RankZero::find_obstacle() {
                               !store_->get(key("part.", exchange_, ".", rank), call_deadline()));
   });
   if (lost == nullptr) return std::nullopt;
-  return ended_early(lost->rank, lost->process, place_, arrivals_.absent());
+  return ended_early(lost->rank, lost->process, url_, arrivals_.absent());
 }
 
 /// Refuses all ranks that have arrived, and those that arrive soon.

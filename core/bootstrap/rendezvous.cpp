@@ -162,7 +162,7 @@ void OtherRank::arrive(const RunNotice& notice) {
                         .left = std::chrono::ceil<std::chrono::milliseconds>(left),
                         .payload = payload_};
   number_ = store_->add(key("arrivals"), 1, call_deadline());
-  store_->publish_on_loss(key("outcome"), encode(ended_early(rank(), process_, place_)),
+  store_->publish_on_loss(key("outcome"), encode(ended_early(rank(), process_, url_)),
                           key("accepted.", number_), key("left.", number_), call_deadline());
   store_->set(key("arrival.", number_), encode(arrival, run_, own_.token), call_deadline());
 }
@@ -211,7 +211,7 @@ void OtherRank::take_parts(Bytes bytes) {
   auto parts = proven ? Parts::decode(std::move(bytes), begin, static_cast<std::size_t>(size()))
                       : std::nullopt;
   if (!parts) {
-    throw Error(text("hvd::init: the ", what_, " of the ranks at ", place_,
+    throw Error(text("hvd::init: the ", what_, " of the ranks at ", url_,
                      " was changed by another program than rank 0; give each job its own "
                      "rendezvous address and token (HVD_JOB_TOKEN)"));
   }
@@ -226,7 +226,7 @@ bool OtherRank::check_rank_0() {
     const auto now = store_->get(run_key(), call_deadline());
     if (now && !now->empty() && *now != notice_) {
       throw PeerLostError(
-          text("hvd::init: rank 0 (", to_string(of_rank_0_), ") has begun a run at ", place_,
+          text("hvd::init: rank 0 (", to_string(of_rank_0_), ") has begun a run at ", url_,
                " that another rank 0 has replaced; give each job its own rendezvous address, and "
                "start all ranks again"),
           0);
@@ -237,7 +237,7 @@ bool OtherRank::check_rank_0() {
   if (auto found = store_->wait(awaited(), Clock::now())) return take(std::move(*found));
   if (accepted_ || (!store_->get(key("all.1"), call_deadline()) &&
                     !store_->get(key("outcome"), call_deadline())))
-    ended_early(0, of_rank_0_, place_).raise();
+    ended_early(0, of_rank_0_, url_).raise();
   ignore_run();
   return false;
 }
@@ -261,17 +261,17 @@ std::optional<ProcessInfo> OtherRank::find_rival() {
 void OtherRank::give_up() {
   if (accepted_) {
     throw PeerLostError(
-        text("hvd::init: rank 0 (", to_string(of_rank_0_), ") joined at ", place_,
+        text("hvd::init: rank 0 (", to_string(of_rank_0_), ") joined at ", url_,
              " and has not sent the ", what_, " of all ranks in time; see whether it has ended"),
         0);
   }
   if (const auto other = find_rival()) {
-    throw UsageError(text("hvd::init: rank ", rank(), " has joined at ", place_,
+    throw UsageError(text("hvd::init: rank ", rank(), " has joined at ", url_,
                           " twice, first from ", to_string(*other),
                           "; start each rank once, and rank 0 too"));
   }
   throw PeerLostError(
-      text("hvd::init: rank 0 has not ", number_ == 0 ? "joined at " : "answered at ", place_, " ",
+      text("hvd::init: rank 0 has not ", number_ == 0 ? "joined at " : "answered at ", url_, " ",
            within(limit_), obstacle_,
            "; give all ranks the same place, and see whether rank 0 has "
            "ended"),
@@ -321,7 +321,7 @@ Rendezvous::Rendezvous(std::unique_ptr<Store> store, const RankInfo& own, Deadli
                        Deadline::duration limit)
     : store_(std::move(store)),
       own_(own),
-      place_(store_->place()),
+      url_(store_->url()),
       jobs_keys_(text("hvd/", short_name(own.job), "/")),
       deadline_(deadline),
       limit_(limit > limit.zero() ? limit : deadline - Clock::now()) {}

@@ -66,7 +66,7 @@ class Rendezvous {
   int rank() const noexcept { return own_.rank; }
   int size() const noexcept { return own_.size; }
   /// For error texts: "file:///shared/job".
-  const std::string& place() const noexcept { return place_; }
+  const std::string& url() const noexcept { return url_; }
   /// The id that rank 0 has drawn for this start of the job, equal on every rank that has joined.
   const std::string& run() const noexcept { return run_; }
 
@@ -125,7 +125,7 @@ class Rendezvous {
 
   const std::unique_ptr<Store> store_;
   const RankInfo own_;
-  const std::string place_;
+  const std::string url_;
   const std::string jobs_keys_;  ///< begins the keys of all runs of the job
   const ProcessInfo process_ = this_process();
   std::string run_;                 ///< this rank's run; empty: none yet

@@ -82,7 +82,7 @@ class SocketServer::Impl {
   void set_timer();
   void close();
 
-  const std::string place_;
+  const std::string name_;
   const pid_t process_ = ::getpid();
   std::uint16_t port_ = 0;
   // Only the thread uses the members below.
@@ -101,7 +101,7 @@ class SocketServer::Impl {
 };
 
 SocketServer::Impl::Impl(std::uint16_t port, StoreServer::Options options, Deadline deadline)
-    : place_(options.place),
+    : name_(options.name),
       server_(std::move(options), [this](int id, const StoreServer::Frame& frame, bool last) {
         reply(id, frame, last);
       }) {
@@ -120,7 +120,7 @@ void SocketServer::Impl::listen(std::uint16_t port, Deadline deadline) {
   const auto timeout = std::min<Deadline::duration>(kTimeToBeFree, (deadline - begin) / 2);
   ErrorCode error = try_to_listen(port);
   if (error == asio::error::address_in_use) {
-    HVD_LOG(kInfo) << "rank 0 waits for " << place_ << ", which is in use";
+    HVD_LOG(kInfo) << "rank 0 waits for " << name_ << ", which is in use";
     poll_until(begin + timeout, [&] {
       error = try_to_listen(port);
       return error != asio::error::address_in_use;
@@ -128,7 +128,7 @@ void SocketServer::Impl::listen(std::uint16_t port, Deadline deadline) {
   }
   if (!error) port_ = acceptor_.local_endpoint(error).port();
   if (!error) return;
-  throw UsageError(text("hvd::init: rank 0 cannot serve ", place_, ": ", error.message(),
+  throw UsageError(text("hvd::init: rank 0 cannot serve ", name_, ": ", error.message(),
                         "; give each job its own port, which no other program uses"));
 }
 
@@ -181,7 +181,7 @@ void SocketServer::Impl::accept_all() {
 
 void SocketServer::Impl::pause(int error) {
   if (!std::exchange(logged_, true)) {
-    HVD_LOG(kWarning) << "hvd::init: rank 0 cannot accept a connection at " << place_ << ": "
+    HVD_LOG(kWarning) << "hvd::init: rank 0 cannot accept a connection at " << name_ << ": "
                       << std::strerror(error)
                       << "; it tries again, and other ranks may be late; raise the limit of open "
                          "files (ulimit -n)";
@@ -287,7 +287,7 @@ void SocketServer::Impl::set_timer() {
 
 void SocketServer::Impl::close() {
   server_.fail(Refusal::lost(
-      0, text("hvd::init: rank 0 no longer serves ", place_, "; see what it last wrote")));
+      0, text("hvd::init: rank 0 no longer serves ", name_, "; see what it last wrote")));
   closing_ = true;
   ErrorCode ignored;
   acceptor_.close(ignored);

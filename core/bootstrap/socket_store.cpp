@@ -53,8 +53,8 @@ struct ForeignServer {
 
 class SocketStore : public Store {
  public:
-  SocketStore(std::string place, bool by_hvdrun, const RankInfo& own)
-      : place_(std::move(place)),
+  SocketStore(std::string url, bool by_hvdrun, const RankInfo& own)
+      : url_(std::move(url)),
         by_hvdrun_(by_hvdrun),
         own_(own),
         process_(to_string(this_process())) {}
@@ -69,7 +69,7 @@ class SocketStore : public Store {
   /// @throws ForeignServer; Connection::Failure; hvd::Error when this process is refused
   void begin(Connection connection, Deadline deadline);
 
-  const std::string& place() const noexcept override { return place_; }
+  const std::string& url() const noexcept override { return url_; }
   bool notices_loss() const noexcept override { return true; }
   bool stays_open() const noexcept override { return by_hvdrun_; }
 
@@ -135,7 +135,7 @@ class SocketStore : public Store {
                                  : "the server there is not rank 0 of hvd"};
   }
 
-  const std::string place_;
+  const std::string url_;
   const bool by_hvdrun_;
   const RankInfo own_;
   const std::string process_;
@@ -151,12 +151,12 @@ void SocketStore::throw_lost(const std::string& reason) const {
 /// @param other the property in which the other job differs
 ForeignServer SocketStore::foreign(const std::string& other) const {
   if (by_hvdrun_) {
-    return {text("hvd::init: a process (", process_, ") has joined at ", place_,
+    return {text("hvd::init: a process (", process_, ") has joined at ", url_,
                  " without the name and the token of hvdrun's job (HVD_JOB_NAME, HVD_JOB_TOKEN): "
                  "they are those of another job, or were removed from its environment; start it as "
                  "hvdrun does")};
   }
-  return {text("hvd::init: rank ", own_.rank, " (", process_, ") has joined at ", place_,
+  return {text("hvd::init: rank ", own_.rank, " (", process_, ") has joined at ", url_,
                " for job '", own_.job, "', ", other, "; give each job its own rendezvous address")};
 }
 
@@ -174,7 +174,7 @@ void SocketStore::begin(Connection connection, Deadline deadline) {
   connection.send(encode(hello), deadline);
   const StoreReply challenge = next();
   if (challenge.verdict == "version") {
-    throw ForeignServer{text("hvd::init: rank ", own_.rank, " has joined at ", place_,
+    throw ForeignServer{text("hvd::init: rank ", own_.rank, " has joined at ", url_,
                              ", where a process with another version of hvd serves; start the same "
                              "program everywhere")};
   }
@@ -216,8 +216,8 @@ StoreReply SocketStore::request(const StoreRequest& request, Deadline deadline) 
 
 StoreReply SocketStore::expect(std::string_view verdict, const StoreReply& reply) const {
   if (reply.verdict == verdict) return reply;
-  throw Error(text("hvd::init: the server at ", place_, " replied '", reply.verdict,
-                   "', expected '", verdict, "'; start the same program everywhere"));
+  throw Error(text("hvd::init: the server at ", url_, " replied '", reply.verdict, "', expected '",
+                   verdict, "'; start the same program everywhere"));
 }
 
 std::optional<Store::Found> SocketStore::value_of(const StoreReply& reply, std::size_t keys) const {
@@ -251,7 +251,7 @@ class TcpStore final : public SocketStore {
     own_name_ = resolve(host_, port_);
     server_ = std::make_unique<SocketServer>(
         port_,
-        StoreServer::Options{.place = place(),
+        StoreServer::Options{.name = url(),
                              .job = own.job,
                              .token = own.token,
                              .max_unadmitted = static_cast<std::size_t>(own.size) + 128},
@@ -304,7 +304,7 @@ void TcpStore::connect(const std::string& host, Deadline deadline) {
     } catch (const Connection::Failure& failure) {
       remember(failure.reason);
       if (failure.unresolved && !std::exchange(warned, true)) {
-        HVD_LOG(kWarning) << "hvd::init: rank " << rank_ << " cannot reach " << place() << ": "
+        HVD_LOG(kWarning) << "hvd::init: rank " << rank_ << " cannot reach " << url() << ": "
                           << failure.reason << "; trying again, and giving up " << within(limit);
       }
     }
@@ -312,15 +312,15 @@ void TcpStore::connect(const std::string& host, Deadline deadline) {
     std::this_thread::sleep_for(pause);
   }
   throw PeerLostError(
-      text("hvd::init: rank 0 could not be reached at ", place(), " ", within(limit), ": ", problem,
+      text("hvd::init: rank 0 could not be reached at ", url(), " ", within(limit), ": ", problem,
            "; start rank 0 on that host, with the same host and port"),
       0);
 }
 
 class ServedStore final : public SocketStore {
  public:
-  ServedStore(std::string place, const RankInfo& own, std::shared_ptr<Interruption> interruption)
-      : SocketStore(std::move(place), false, own), interruption_(std::move(interruption)) {}
+  ServedStore(std::string url, const RankInfo& own, std::shared_ptr<Interruption> interruption)
+      : SocketStore(std::move(url), false, own), interruption_(std::move(interruption)) {}
 
   /// Connects to one of the host's addresses. The server is known to listen.
   void connect(const std::vector<std::string>& hosts, std::uint16_t port, Deadline deadline) {
@@ -338,7 +338,7 @@ class ServedStore final : public SocketStore {
         problem = failure.reason;
       }
     }
-    throw PeerLostError(text("rank 0 could not be reached at ", place(), ": ", problem), 0);
+    throw PeerLostError(text("rank 0 could not be reached at ", url(), ": ", problem), 0);
   }
 
  private:

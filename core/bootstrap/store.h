@@ -19,18 +19,18 @@ inline constexpr std::uint32_t kMaxValueBytes = 64 << 20;
 /// Time limit of the last check of a key, which is made at the deadline.
 inline constexpr auto kMinCallTimeout = std::chrono::milliseconds(250);
 
-/// Values by key, in a place that all ranks of a job reach while they find each other: a folder, a
+/// Values by key, which all ranks of a job reach while they find each other: a folder, a
 /// server, or a store of the program.
 ///
 /// Not thread-safe. Every call returns or throws by its deadline, or a few seconds later if the
-/// place is a server that is slow to reply (socket_store.h), and throws hvd::Error when the place
+/// store is a server that is slow to reply (socket_store.h), and throws hvd::Error when the store
 /// fails. A key may have any characters.
 class Store {
  public:
   virtual ~Store() = default;
 
   /// For error texts: "file:///shared/job", "tcp://node7:29400".
-  virtual const std::string& place() const noexcept = 0;
+  virtual const std::string& url() const noexcept = 0;
 
   virtual void set(const std::string& key, std::span<const std::byte> value, Deadline) = 0;
   /// The value, or empty if the key has none. Does not wait for it.
@@ -52,27 +52,27 @@ class Store {
     return poll(keys, deadline, deadline);
   }
 
-  /// Removes all values of the place if `key` still has this value. A place that cannot remove
+  /// Removes all values of the store if `key` still has this value. A store that cannot remove
   /// values keeps them, which is harmless.
   virtual void remove_all_if(const std::string& /*key*/, std::span<const std::byte> /*value*/,
                              Deadline) {}
-  /// Requests that the place calls create() with this value if this process loses its connection
-  /// without close(), but not before the key `once`, if it is not empty, has a value. The place
+  /// Requests that the store calls create() with this value if this process loses its connection
+  /// without close(), but not before the key `once`, if it is not empty, has a value. The store
   /// then also sets the key `also`, if it is not empty, to an empty value. Replaces an earlier
-  /// request. A place without connections ignores it.
+  /// request. A store without connections ignores it.
   virtual void publish_on_loss(const std::string& /*key*/, std::span<const std::byte> /*value*/,
                                const std::string& /*once*/, const std::string& /*also*/, Deadline) {
   }
-  /// Whether the place detects the end of this process, so that publish_on_loss() has an effect.
+  /// Whether the store detects the end of this process, so that publish_on_loss() has an effect.
   virtual bool notices_loss() const noexcept { return false; }
-  /// Information of the place about ranks that have not joined, for the error text: "; a process
+  /// Information of the store about ranks that have not joined, for the error text: "; a process
   /// (host node7, process 17) that joined as rank 1 was refused: it has another token
   /// (HVD_JOB_TOKEN)". Empty without such information.
   virtual std::string remarks(std::span<const int> /*absent*/) { return {}; }
-  /// Whether the object has to exist for as long as the rank is in the job, so that the place can
+  /// Whether the object has to exist for as long as the rank is in the job, so that the store can
   /// refuse a second process of the rank.
   virtual bool stays_open() const noexcept { return false; }
-  /// Ends the use of the place in order.
+  /// Ends the use of the store in order.
   virtual void close(Deadline) noexcept {}
 
  protected:

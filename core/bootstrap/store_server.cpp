@@ -150,7 +150,7 @@ bool StoreServer::handle_proof(int id, Session& session, std::span<const std::by
   if (options_.one_session_per_rank && first != session_of_.end()) {
     refuse(id,
            Refusal::usage(text("hvd::init: rank ", hello.rank, " (", hello.process,
-                               ") has joined at ", options_.place, " twice, first from ",
+                               ") has joined at ", options_.name, " twice, first from ",
                                sessions_.at(first->second).hello.process, options_.twice_advice)));
     return true;
   }

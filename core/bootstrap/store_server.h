@@ -87,7 +87,7 @@ class StoreServer {
  public:
   using Admit = std::function<std::optional<Refusal>(int id, const StoreHello&)>;
   struct Options {
-    std::string place = {};  ///< for error texts
+    std::string name = {};  ///< for error texts
     std::string job = {};
     std::string token = {};
     /// Follows "rank 1 (...) has joined at PLACE twice, first from ...".

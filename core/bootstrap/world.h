@@ -41,11 +41,11 @@ using JoinRanks =
     std::function<std::unique_ptr<rendezvous::Rendezvous>(std::span<const std::byte> payload)>;
 
 /// Makes the World of a job over UCX, and compares the statements of its ranks. Collective.
-/// @param place where the ranks find each other; UCX uses the network interface towards it
+/// @param url at which the ranks find each other; UCX uses the network interface towards its host
 /// @param agreement receives the conclusion from all statements
 /// @throws UsageError on all ranks when a rank cannot begin or a setting differs; hvd::Error when
 /// one has no usable UCX; PeerLostError when a rank has not joined or contributed by the deadline
-std::shared_ptr<World> join_over_ucx(const std::string& place, const JoinRanks&, int rank, int size,
+std::shared_ptr<World> join_over_ucx(const std::string& url, const JoinRanks&, int rank, int size,
                                      RankStatement, const CompleteStatement&, Agreement& agreement,
                                      Deadline);
 

@@ -13,7 +13,7 @@ namespace hvd::runtime {
 namespace {
 
 /// The host of a rank, and in an elastic job its worker, for texts.
-std::string place_of(int rank, const RuntimeOptions& options, const Topology& topology) {
+std::string describe_host(int rank, const RuntimeOptions& options, const Topology& topology) {
   const auto index = static_cast<std::size_t>(rank);
   if (index >= options.worker_of_rank.size()) return topology.host_name(rank);
   return text(topology.host_name(rank), ", worker ", options.worker_of_rank[index]);
@@ -30,7 +30,7 @@ std::unique_ptr<control::Coordinator> make_coordinator(const RuntimeOptions& opt
   coordinator.stall = {options.stall_warning, options.stall_shutdown, options.deadlock_timeout};
   coordinator.host_of_rank.clear();
   for (int rank = 0; rank < topology.size; ++rank)
-    coordinator.host_of_rank.push_back(place_of(rank, options, topology));
+    coordinator.host_of_rank.push_back(describe_host(rank, options, topology));
   return std::make_unique<control::Coordinator>(std::move(coordinator),
                                                 control::ProcessSetTable(topology.size));
 }

@@ -55,7 +55,7 @@ class ElasticAgent final : public RankProcess::Link {
   int run();
 
  private:
-  /// A place that runs one worker after the other.
+  /// A slot that runs one worker after the other.
   struct Slot {
     int number = 0;
     int local_rank = 0;
@@ -304,11 +304,11 @@ void ElasticAgent::start(Slot& slot, const Frame& frame) {
           .use_terminal = environment_variable(kOutputTtyVariable) == "1",
           .make_environment =
               [this, words = std::vector<std::string>(kept.begin(), kept.end()),
-               place = WorkerPlace{.local_rank = slot.local_rank,
-                                   .omp_threads = slot.share.threads,
-                                   .member_socket = worker_end.get()}](const StartOrder& order,
-                                                                       const std::string&) {
-                return worker_environment(current_environment(), place, order, token_, words);
+               settings = WorkerSettings{.local_rank = slot.local_rank,
+                                         .omp_threads = slot.share.threads,
+                                         .member_socket = worker_end.get()}](
+                  const StartOrder& order, const std::string&) {
+                return worker_environment(current_environment(), settings, order, token_, words);
               }},
       false, *this);
   slot.worker->welcome(welcome_, clock_offset_ns_);

@@ -11,11 +11,11 @@
 namespace hvd::launcher {
 
 std::vector<std::string> worker_environment(std::vector<std::string> environment,
-                                            const WorkerPlace& place, const StartOrder& order,
+                                            const WorkerSettings& settings, const StartOrder& order,
                                             std::string_view token,
                                             const std::vector<std::string>& kept) {
-  environment =
-      rank_environment(std::move(environment), {.local_rank = place.local_rank}, place.omp_threads);
+  environment = rank_environment(std::move(environment), {.local_rank = settings.local_rank},
+                                 settings.omp_threads);
   // Nodes that join at an endpoint derive the same token each time their command line is started.
   add_job_variables(environment, order, "hvdrun", text(token, order.job), kept);
   // These values change while the worker runs.
@@ -29,7 +29,7 @@ std::vector<std::string> worker_environment(std::vector<std::string> environment
   set_variable(environment, "TORCHELASTIC_RESTART_COUNT", text(order.restarts));
   set_variable(environment, "HVD_JOB_ID", order.job);
   set_variable(environment, "HVD_WORKER_ID", text(order.worker));
-  set_variable(environment, "HVD_MEMBER_SOCKET", text(place.member_socket));
+  set_variable(environment, "HVD_MEMBER_SOCKET", text(settings.member_socket));
   return environment;
 }
 

@@ -149,14 +149,14 @@ void Greeter::serve(const std::stop_token& stop) const {
   }
 }
 
-std::vector<Reach> try_addresses(const GreeterPlace& place) {
+std::vector<Reach> try_addresses(const GreeterAddress& greeter) {
   std::vector<Reach> results;
   std::vector<UniqueFd> sockets;
-  for (const Interface& interface : place.interfaces) {
+  for (const Interface& interface : greeter.interfaces) {
     for (const std::string& address : interface.addresses) {
-      sockets.push_back(start_connecting(address, place.port));
+      sockets.push_back(start_connecting(address, greeter.port));
       results.push_back(
-          {.rank = place.rank,
+          {.rank = greeter.rank,
            .interface = interface.name,
            .address = address,
            .reached = false,
@@ -175,7 +175,7 @@ std::vector<Reach> try_addresses(const GreeterPlace& place) {
     if (::poll(polls.data(), polls.size(), static_cast<int>(left)) <= 0) continue;
     for (std::size_t i = 0; i < sockets.size(); ++i) {
       if (!sockets[i] || polls[i].revents == 0) continue;
-      const auto problem = problem_of(sockets[i].get(), place.greeting);
+      const auto problem = problem_of(sockets[i].get(), greeter.greeting);
       if (!problem) continue;
       results[i].problem = *problem;
       results[i].reached = problem->empty();

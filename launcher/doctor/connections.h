@@ -34,15 +34,15 @@ class Greeter {
 };
 
 /// Another host's Greeter.
-struct GreeterPlace {
+struct GreeterAddress {
   int rank = 0;
   std::uint16_t port = 0;
   std::string greeting;
   std::vector<Interface> interfaces;
 };
 
-/// Connects to every address of a place at the same time, for a second at most. An address is
+/// Connects to every address of a greeter at the same time, for a second at most. An address is
 /// reached if the expected greeting arrives: a bridge's address may also be this host's own.
-std::vector<Reach> try_addresses(const GreeterPlace& place);
+std::vector<Reach> try_addresses(const GreeterAddress& greeter);
 
 }  // namespace hvd::launcher::doctor

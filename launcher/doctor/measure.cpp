@@ -113,18 +113,18 @@ std::vector<Reach> try_hosts(const std::vector<std::vector<int>>& hosts) {
   const auto greeting_of = [](int rank) { return text("hvd-doctor rank ", rank, " of ", size()); };
   const Greeter greeter(greeting_of(rank()));
   const nlohmann::json own = {{"port", greeter.port()}, {"interfaces", network_interfaces()}};
-  const std::vector<std::string> places = gather_texts("hvd-doctor.addresses", own.dump());
+  const std::vector<std::string> addresses = gather_texts("hvd-doctor.addresses", own.dump());
   std::vector<Reach> results;
   for (std::size_t host = 1; host < std::min(hosts.size(), kMaxTriedHosts); ++host) {
     const std::array ends = {hosts[0].front(), hosts[host].front()};
     if (rank() != ends[0] && rank() != ends[1]) continue;
     const int peer = rank() == ends[0] ? ends[1] : ends[0];
-    const auto place = nlohmann::json::parse(places[static_cast<std::size_t>(peer)]);
+    const auto address = nlohmann::json::parse(addresses[static_cast<std::size_t>(peer)]);
     const auto tried =
         try_addresses({.rank = peer,
-                       .port = place.at("port").get<std::uint16_t>(),
+                       .port = address.at("port").get<std::uint16_t>(),
                        .greeting = greeting_of(peer),
-                       .interfaces = place.at("interfaces").get<std::vector<Interface>>()});
+                       .interfaces = address.at("interfaces").get<std::vector<Interface>>()});
     results.insert(results.end(), tried.begin(), tried.end());
   }
   barrier();  // the greeters stay until every rank has tried

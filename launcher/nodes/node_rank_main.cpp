@@ -109,7 +109,7 @@ int take_rank(Store& store, int last, Deadline deadline) {
     // Nodes that try a rank while another node returns it may all fail, so try again.
     if (store.add("nodes", 0, deadline) >= last)
       throw hvd::UsageError(text("expected ", last + 1, " nodes (--nnodes), but ", last + 1,
-                                 " others have already joined at ", store.place()));
+                                 " others have already joined at ", store.url()));
     std::this_thread::sleep_for(kPauseBetweenAttempts);
   }
 }
@@ -122,7 +122,7 @@ hvd::Error leave(Store& store, const Arguments& arguments, int rank) {
   const std::int64_t left = store.add("nodes", others, late);
   if (rank > 0) store.add(text("rank.", rank), -1, late);
   if (interrupted != 0) return hvd::Error("a signal has ended the wait for the other nodes");
-  return hvd::Error(text("expected ", arguments.nodes, " nodes at ", store.place(), ", but ",
+  return hvd::Error(text("expected ", arguments.nodes, " nodes at ", store.url(), ", but ",
                          left - others + 1, " joined within ", arguments.seconds,
                          " s; start the same command on every node, or set --start-timeout"));
 }

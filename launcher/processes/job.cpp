@@ -104,7 +104,7 @@ Job::Job(const LaunchOptions& options, LaunchPlan plan, const Attempt& attempt)
   record_.expects_hvd = options_.controller == Controller::kAuto && !options_.node &&
                         plan_.controller.controller == Controller::kUcx;
   record_.ranks.resize(static_cast<std::size_t>(size()));
-  places_.resize(record_.ranks.size());
+  locations_.resize(record_.ranks.size());
   for (int rank = 0; rank < size(); ++rank) record_.rank(rank).host = planned_host(plan_, rank);
   record_.grace_s = options_.grace_s;
   record_.tail_lines = options_.tail_lines;
@@ -270,10 +270,10 @@ void Job::admit(const Seat& seat, const Hello& hello, const std::string& address
   record.connected_ns = realtime_ns();
   record.host = hello.host;
   record.local_rank = seat.local_rank;
-  places_[static_cast<std::size_t>(rank)] = {.host = hello.host,
-                                             .local_rank = seat.local_rank,
-                                             .address = address,
-                                             .master_port = hello.master_port};
+  locations_[static_cast<std::size_t>(rank)] = {.host = hello.host,
+                                                .local_rank = seat.local_rank,
+                                                .address = address,
+                                                .master_port = hello.master_port};
   if (options_.verbose && rank == 0 && seat.omp_threads > 0) {
     output_.print_line(text("OMP_NUM_THREADS is unset: set to ", seat.omp_threads,
                             ", the cores divided by the ranks of a host"));
@@ -286,7 +286,7 @@ void Job::admit(const Seat& seat, const Hello& hello, const std::string& address
 }
 
 void Job::order_starts() {
-  const std::vector<StartOrder> orders = plan_starts(places_);
+  const std::vector<StartOrder> orders = plan_starts(locations_);
   for (int rank = 0; rank < size(); ++rank)
     server_.start(rank, orders[static_cast<std::size_t>(rank)]);
 }
@@ -434,29 +434,30 @@ int Job::finish() {
   return exit_code(record_);
 }
 
-std::vector<StartOrder> plan_starts(const std::vector<Place>& places) {
-  std::vector<StartOrder> orders(places.size());
-  if (places.empty()) return orders;
+std::vector<StartOrder> plan_starts(const std::vector<RankLocation>& locations) {
+  std::vector<StartOrder> orders(locations.size());
+  if (locations.empty()) return orders;
   std::map<std::string, int> nodes;
   std::map<int, int> crossing;  // ranks by local rank
-  for (std::size_t rank = 0; rank < places.size(); ++rank) {
-    const Place& place = places[rank];
-    orders[rank].node = nodes.emplace(place.host, static_cast<int>(nodes.size())).first->second;
-    orders[rank].cross_rank = crossing[place.local_rank]++;
+  for (std::size_t rank = 0; rank < locations.size(); ++rank) {
+    const RankLocation& location = locations[rank];
+    orders[rank].node = nodes.emplace(location.host, static_cast<int>(nodes.size())).first->second;
+    orders[rank].cross_rank = crossing[location.local_rank]++;
   }
   // See Note [Rendezvous under hvdrun] in agent.cpp.
-  const Place& first = places.front();
+  const RankLocation& first = locations.front();
   const bool beside_hvdrun = is_loopback(first.address);
-  for (std::size_t rank = 0; rank < places.size(); ++rank) {
+  for (std::size_t rank = 0; rank < locations.size(); ++rank) {
     StartOrder& order = orders[rank];
     if (!beside_hvdrun) order.address = first.address;
     order.master_port = first.master_port;
-    const auto peer = std::find_if(places.begin(), places.end(), [&](const Place& place) {
-      return place.host != places[rank].host && !is_loopback(place.address);
-    });
-    if (peer != places.end()) order.peer = peer->address;
+    const auto peer =
+        std::find_if(locations.begin(), locations.end(), [&](const RankLocation& location) {
+          return location.host != locations[rank].host && !is_loopback(location.address);
+        });
+    if (peer != locations.end()) order.peer = peer->address;
     order.nodes = static_cast<int>(nodes.size());
-    order.cross_size = crossing[places[rank].local_rank];
+    order.cross_size = crossing[locations[rank].local_rank];
   }
   return orders;
 }

@@ -24,8 +24,8 @@
 
 namespace hvd::launcher {
 
-/// The place of a rank, as its agent has reported it.
-struct Place {
+/// The location of a rank, as its agent has reported it.
+struct RankLocation {
   std::string host = {};
   int local_rank = 0;
   std::string address = {};  ///< numeric, from which the agent has connected
@@ -34,8 +34,8 @@ struct Place {
 
 /// The start order of each rank, once all are connected: the address of rank 0, and the layout of
 /// the ranks on the hosts. Hosts are distinguished by their names. Pure.
-/// @param places in rank order
-std::vector<StartOrder> plan_starts(const std::vector<Place>& places);
+/// @param locations in rank order
+std::vector<StartOrder> plan_starts(const std::vector<RankLocation>& locations);
 
 /// Makes the folder for the logs of the ranks as torchrun does, DIR/ID_RANDOM, if there will be
 /// logs. Without --log-dir, DIR is TMPDIR. @throws LaunchError
@@ -117,7 +117,7 @@ class Job final : private RankObserver {
   std::vector<std::unique_ptr<RankOutput>> outputs_;
   ReportServer server_;
   RankRendezvous rendezvous_;
-  std::vector<Place> places_;  ///< by rank
+  std::vector<RankLocation> locations_;  ///< by rank
   JobRecord record_;
   std::unique_ptr<JobStarter> starter_;
 

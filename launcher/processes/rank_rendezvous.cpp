@@ -25,7 +25,7 @@ RankRendezvous::RankRendezvous(int size, std::string job, std::string token, Sen
       send_(std::move(send)),
       requested_join_(static_cast<std::size_t>(size)),
       left_(static_cast<std::size_t>(size)),
-      server_({.place = "hvdrun://",
+      server_({.name = "hvdrun://",
                .job = std::move(job),
                .token = std::move(token),
                .twice_advice = ", which has not called hvd::shutdown() since; one process of each "

@@ -130,11 +130,11 @@ void run_any_order_and_delay(std::uint64_t count, bool tree, const MakeWorlds& m
 
 // Tests schedule replay with steps that repeat, and with deviations at random moments: operations
 // that are not in every step, joins, other orders.
-void run_replayed_steps(Place place, std::uint64_t count, const MakeWorlds& make_worlds,
+void run_replayed_steps(Layout layout, std::uint64_t count, const MakeWorlds& make_worlds,
                         bool sets) {
   std::uint64_t replayed = 0, negotiated = 0;
   for (std::uint64_t seed = 0; seed < count; ++seed) {
-    const int ranks = (place == Place::kTree ? 4 : 2) + static_cast<int>(seed % 4);
+    const int ranks = (layout == Layout::kTree ? 4 : 2) + static_cast<int>(seed % 4);
     VirtualClock clock;
     runtime::RuntimeOptions options = options_for(seed);
     options.cache_capacity = seed % 16 == 0 ? 3 : 1024;
@@ -143,8 +143,9 @@ void run_replayed_steps(Place place, std::uint64_t count, const MakeWorlds& make
         .runtime = options,
         .longest_delay = seed % 5 == 0 ? Duration(0) : Duration(milliseconds(2)),
         .seed = seed};
-    if (place != Place::kOneHost) job_options.hosts = many_hosts(ranks);
-    job_options.runtime.control_radix = place == Place::kTree ? 2 + static_cast<int>(seed % 2) : 0;
+    if (layout != Layout::kOneHost) job_options.hosts = many_hosts(ranks);
+    job_options.runtime.control_radix =
+        layout == Layout::kTree ? 2 + static_cast<int>(seed % 2) : 0;
     if (make_worlds) job_options.world = make_worlds(job_options, clock);
     LocalJob job(job_options, clock);
     const RandomProgram program(seed, ranks,
@@ -207,18 +208,18 @@ void run_overlapping_steps(std::uint64_t count) {
 }
 
 // A set that waits for ever, or a plan that some rank cannot apply, ends the run with an error.
-void run_member_sets(Place place, std::uint64_t count) {
+void run_member_sets(Layout layout, std::uint64_t count) {
   std::uint64_t replayed = 0;
   for (std::uint64_t seed = 0; seed < count; ++seed) {
-    const int ranks = (place == Place::kTree ? 4 : 2) + static_cast<int>(seed % 5);
+    const int ranks = (layout == Layout::kTree ? 4 : 2) + static_cast<int>(seed % 5);
     VirtualClock clock;
     LocalJobOptions options{
         .size = ranks,
         .runtime = options_for(seed),
         .longest_delay = seed % 5 == 0 ? Duration(0) : Duration(milliseconds(2)),
         .seed = seed};
-    if (place != Place::kOneHost) options.hosts = many_hosts(ranks);
-    options.runtime.control_radix = place == Place::kTree ? 2 + static_cast<int>(seed % 2) : 0;
+    if (layout != Layout::kOneHost) options.hosts = many_hosts(ranks);
+    options.runtime.control_radix = layout == Layout::kTree ? 2 + static_cast<int>(seed % 2) : 0;
     LocalJob job(options, clock);
     const MemberSetsProgram program(seed, ranks);
     std::map<std::size_t, std::int64_t> numbers;

@@ -22,19 +22,19 @@ TEST(RuntimeSimulation, AnyOrderAndDelayOverATree) {
 }
 
 TEST(RuntimeSimulation, LockedStepsGiveTheRightNumbersWhateverComesInBetween) {
-  run_replayed_steps(Place::kOneHost, seeds(300, 1000));
+  run_replayed_steps(Layout::kOneHost, seeds(300, 1000));
 }
 
 TEST(RuntimeSimulation, LockedStepsOfSeveralHostsDoToo) {
-  run_replayed_steps(Place::kHosts, seeds(150, 400));
+  run_replayed_steps(Layout::kHosts, seeds(150, 400));
 }
 
 TEST(RuntimeSimulation, LockedStepsOverATreeDoToo) {
-  run_replayed_steps(Place::kTree, seeds(150, 400));
+  run_replayed_steps(Layout::kTree, seeds(150, 400));
 }
 
 TEST(RuntimeSimulation, LockedStepsOfOverlappingSetsDoToo) {
-  run_replayed_steps(Place::kOneHost, seeds(300, 1000), {}, /*sets=*/true);
+  run_replayed_steps(Layout::kOneHost, seeds(300, 1000), {}, /*sets=*/true);
 }
 
 TEST(RuntimeSimulation, StepsThatOverlapGiveTheRightNumbers) {
@@ -42,15 +42,15 @@ TEST(RuntimeSimulation, StepsThatOverlapGiveTheRightNumbers) {
 }
 
 TEST(RuntimeSimulation, SetsThatTheirMembersMakeAloneGiveTheRightNumbers) {
-  run_member_sets(Place::kOneHost, seeds(150, 1000));
+  run_member_sets(Layout::kOneHost, seeds(150, 1000));
 }
 
 TEST(RuntimeSimulation, SetsThatTheirMembersMakeAloneOnSeveralHostsDoToo) {
-  run_member_sets(Place::kHosts, seeds(100, 500));
+  run_member_sets(Layout::kHosts, seeds(100, 500));
 }
 
 TEST(RuntimeSimulation, SetsThatTheirMembersMakeAloneOverATreeDoToo) {
-  run_member_sets(Place::kTree, seeds(100, 500));
+  run_member_sets(Layout::kTree, seeds(100, 500));
 }
 
 TEST(RuntimeSimulation, RanksAsThreads) { run_ranks_as_threads(seeds(100, 200)); }

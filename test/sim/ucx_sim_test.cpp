@@ -56,15 +56,15 @@ TEST(UcxSimulation, AnyOrderAndDelayOverATree) {
 }
 
 TEST(UcxSimulation, LockedStepsGiveTheRightNumbersWhateverComesInBetween) {
-  run_replayed_steps(Place::kOneHost, seeds(40, 400), simulated);
+  run_replayed_steps(Layout::kOneHost, seeds(40, 400), simulated);
 }
 
 TEST(UcxSimulation, LockedStepsOfSeveralHostsDoToo) {
-  run_replayed_steps(Place::kHosts, seeds(40, 400), simulated);
+  run_replayed_steps(Layout::kHosts, seeds(40, 400), simulated);
 }
 
 TEST(UcxSimulation, LockedStepsOverATreeDoToo) {
-  run_replayed_steps(Place::kTree, seeds(40, 400), simulated);
+  run_replayed_steps(Layout::kTree, seeds(40, 400), simulated);
 }
 
 TEST(UcxSimulation, RanksAsThreads) { run_ranks_as_threads(seeds(30, 200), simulated); }

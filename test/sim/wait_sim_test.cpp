@@ -27,14 +27,14 @@ constexpr int kSteps = 24;
 /// its own order, and pauses now and then.
 class WaitSim {
  public:
-  WaitSim(Place place, std::uint64_t seed) : seed_(seed), random_(seed) {
+  WaitSim(Layout layout, std::uint64_t seed) : seed_(seed), random_(seed) {
     LocalJobOptions options;
-    options.size = (place == Place::kTree ? 5 : 2) + static_cast<int>(seed % 4);
+    options.size = (layout == Layout::kTree ? 5 : 2) + static_cast<int>(seed % 4);
     options.runtime.background_thread = false;
     options.longest_delay = seed % 5 == 0 ? Duration(0) : Duration(milliseconds(2));
     options.seed = seed;
-    if (place != Place::kOneHost) options.hosts = many_hosts(options.size);
-    options.runtime.control_radix = place == Place::kTree ? 2 + static_cast<int>(seed % 2) : 0;
+    if (layout != Layout::kOneHost) options.hosts = many_hosts(options.size);
+    options.runtime.control_radix = layout == Layout::kTree ? 2 + static_cast<int>(seed % 2) : 0;
     names_ = 1 + seed / 4 % 4;
     job_ = std::make_unique<LocalJob>(options, clock_);
     ranks_.resize(static_cast<std::size_t>(options.size));
@@ -156,11 +156,11 @@ class WaitSim {
   int answers_ = 0;
 };
 
-void run_questions(Place place, std::uint64_t count) {
+void run_questions(Layout layout, std::uint64_t count) {
   int answers = 0;
   std::uint64_t replayed = 0;
   for (std::uint64_t seed = 0; seed < count && !::testing::Test::HasFailure(); ++seed) {
-    WaitSim sim(place, seed);
+    WaitSim sim(layout, seed);
     sim.run();
     answers += sim.answers();
     replayed += sim.replayed();
@@ -170,12 +170,12 @@ void run_questions(Place place, std::uint64_t count) {
 }
 
 TEST(WaitSim, AnswersNameTheMissingRanksOnOneHost) {
-  run_questions(Place::kOneHost, seeds(400, 4000));
+  run_questions(Layout::kOneHost, seeds(400, 4000));
 }
 TEST(WaitSim, AnswersNameTheMissingRanksOnSeveralHosts) {
-  run_questions(Place::kHosts, seeds(400, 4000));
+  run_questions(Layout::kHosts, seeds(400, 4000));
 }
-TEST(WaitSim, AnswersNameTheMissingRanksOfATree) { run_questions(Place::kTree, seeds(400, 4000)); }
+TEST(WaitSim, AnswersNameTheMissingRanksOfATree) { run_questions(Layout::kTree, seeds(400, 4000)); }
 
 }  // namespace
 }  // namespace hvd::testing

@@ -1,8 +1,8 @@
-// The campaign of starts by hand: pairs of jobs at one place (a port, a file or a program's store).
-// In two thirds of the pairs a rank of the first job is killed at a random moment. The second job
-// follows at once, and must run as if the first had never been there. No rank may wait for the
-// victim longer than the start timeout, blame another rank, work with a rank of the other job, or
-// leave files or shared memory behind.
+// The campaign of starts by hand: pairs of jobs with one rendezvous (a port, a file or a program's
+// store). In two thirds of the pairs a rank of the first job is killed at a random moment. The
+// second job follows at once, and must run as if the first had never been there. No rank may wait
+// for the victim longer than the start timeout, blame another rank, work with a rank of the other
+// job, or leave files or shared memory behind.
 //
 //   hand_campaign --way tcp|file|store [options of support/campaign.h]
 #include <signal.h>
@@ -61,17 +61,17 @@ Plan make_plan(std::uint64_t seed, const std::string& way) {
   return plan;
 }
 
-/// The place of a pair of jobs.
-class Place {
+/// The rendezvous of a pair of jobs.
+class Rendezvous {
  public:
-  explicit Place(const std::string& way) : way_(way), port_(free_port()) {
+  explicit Rendezvous(const std::string& way) : way_(way), port_(free_port()) {
     std::string made = (fs::temp_directory_path() / "hvd-hand-campaign-XXXXXX").string();
     if (::mkdtemp(made.data()) == nullptr) throw std::runtime_error("no temporary folder");
     folder_ = made;
   }
-  Place(const Place&) = delete;
-  Place& operator=(const Place&) = delete;
-  ~Place() { fs::remove_all(folder_); }
+  Rendezvous(const Rendezvous&) = delete;
+  Rendezvous& operator=(const Rendezvous&) = delete;
+  ~Rendezvous() { fs::remove_all(folder_); }
 
   std::string option() const {
     if (way_ == "store") return "store=" + folder_.string();
@@ -91,16 +91,17 @@ class Place {
 
 class Job {
  public:
-  Job(const Plan& plan, const Place& place, std::uint64_t number, const std::string& name)
-      : plan_(plan), place_(place), number_(number) {
+  Job(const Plan& plan, const Rendezvous& rendezvous, std::uint64_t number, const std::string& name)
+      : plan_(plan), rendezvous_(rendezvous), number_(number) {
     if (plan.named) environment_["HVD_JOB_NAME"] = name + std::to_string(number);
   }
   void start(int rank) {
     ranks_.emplace_back(
-        rank, Process({HVD_START_PROGRAM, "run", place_.option(), "run=" + std::to_string(number_),
-                       "rank=" + std::to_string(rank), "world_size=" + std::to_string(plan_.size()),
-                       "init_timeout=" + std::to_string(kStartTimeout)},
-                      environment_));
+        rank,
+        Process({HVD_START_PROGRAM, "run", rendezvous_.option(), "run=" + std::to_string(number_),
+                 "rank=" + std::to_string(rank), "world_size=" + std::to_string(plan_.size()),
+                 "init_timeout=" + std::to_string(kStartTimeout)},
+                environment_));
     pids_.push_back(ranks_.back().second.pid());
   }
   /// Returns false if the rank ended before.
@@ -124,7 +125,7 @@ class Job {
 
  private:
   const Plan& plan_;
-  const Place& place_;
+  const Rendezvous& rendezvous_;
   const std::uint64_t number_;
   Environment environment_ = {{"HVD_LOG_LEVEL", "error"}};
   std::vector<std::pair<int, Process>> ranks_;
@@ -209,8 +210,8 @@ std::string to_string(const Plan& plan, std::uint64_t seed) {
 
 JudgedJob run_pair(std::uint64_t seed, const CampaignOptions& options) {
   const Plan plan = make_plan(seed, options.own.size() > 1 ? options.own[1] : "tcp");
-  const Place place(plan.way);
-  Job first(plan, place, 2 * seed, "first"), second(plan, place, 2 * seed + 1, "second");
+  const Rendezvous rendezvous(plan.way);
+  Job first(plan, rendezvous, 2 * seed, "first"), second(plan, rendezvous, 2 * seed + 1, "second");
   const bool killed = run_first(plan, first);
   if (!plan.overlaps) first.wait();
   for (int rank = 0; rank < plan.size(); ++rank) second.start(rank);
@@ -227,7 +228,7 @@ JudgedJob run_pair(std::uint64_t seed, const CampaignOptions& options) {
   judge("second", second, plan, false, job.defects);
   // A named job without its rank 0 leaves its files for the next job of that name.
   const bool may_leave_files = killed && plan.named && *plan.victim == 0;
-  if (place.files() > (may_leave_files ? 1 : 0)) job.defects.emplace_back("left files");
+  if (rendezvous.files() > (may_leave_files ? 1 : 0)) job.defects.emplace_back("left files");
   std::vector<pid_t> pids = second.pids();
   // Shared memory of a killed job is removed by the next one that begins after its end.
   if (!plan.overlaps) pids.insert(pids.end(), first.pids().begin(), first.pids().end());

@@ -137,14 +137,14 @@ class Loading {
 
   LoadSafetensorsResult load(const StateDict& tensors) {
     for (const auto& [name, tensor] : tensors.tensors()) match(name, tensor);
-    for (const auto& [name, place] : without_entry_) {
-      if (!found_.contains(place)) result_.missing.push_back(name);
+    for (const auto& [name, identity] : without_entry_) {
+      if (!found_.contains(identity)) result_.missing.push_back(name);
     }
     for (const SafetensorsEntry& entry : file_->header().tensors) {
       if (!used_.contains(&entry)) result_.unexpected.push_back(entry.name);
     }
     refuse_differences();
-    for (const auto& [place, match] : found_) file_->load(*match.entry);
+    for (const auto& [identity, match] : found_) file_->load(*match.entry);
     change();
     return std::move(result_);
   }
@@ -172,15 +172,15 @@ class Loading {
                             " share memory, as after expand(); expected separate ones"));
     }
     const SafetensorsEntry* const entry = entry_for(name);
-    const TensorPlace place = place_of(target);
+    const TensorIdentity identity = identity_of(target);
     if (entry == nullptr) {
-      without_entry_.emplace_back(name, place);
+      without_entry_.emplace_back(name, identity);
       return;
     }
     used_.insert(entry);
     if (!fits(name, target, *entry)) return;
     if (target.numel() == 0) return;
-    const auto [found, is_new] = found_.emplace(place, Match{target, entry});
+    const auto [found, is_new] = found_.emplace(identity, Match{target, entry});
     if (!is_new) require_equal_values(*found->second.entry, *entry);
   }
 
@@ -238,7 +238,7 @@ class Loading {
   void change() {
     const torch::NoGradGuard no_grad;
     std::vector<ByteCopy> copies;
-    for (const auto& [place, match] : found_) {
+    for (const auto& [identity, match] : found_) {
       const torch::Tensor& target = match.target;
       const bool same_type = target.scalar_type() == scalar_type(match.entry->type);
       if (same_type && target.is_cpu() && target.is_contiguous() && !target.is_conj() &&
@@ -261,8 +261,8 @@ class Loading {
   std::vector<std::string> differences_;  ///< a text for each of result_.mismatched
   std::set<std::string> names_;
   std::set<const SafetensorsEntry*> used_;
-  std::map<TensorPlace, Match> found_;
-  std::vector<std::pair<std::string, TensorPlace>> without_entry_;
+  std::map<TensorIdentity, Match> found_;
+  std::vector<std::pair<std::string, TensorIdentity>> without_entry_;
   bool any_ = false;
 };
 

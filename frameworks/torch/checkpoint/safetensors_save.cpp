@@ -88,7 +88,7 @@ torch::ScalarType scalar_type(SafetensorsType type) {
   return kScalarTypes[static_cast<std::size_t>(type)];
 }
 
-TensorPlace place_of(const torch::Tensor& tensor) {
+TensorIdentity identity_of(const torch::Tensor& tensor) {
   return {tensor.const_data_ptr(), tensor.scalar_type(), tensor.sizes().vec(),
           tensor.strides().vec()};
 }
@@ -118,17 +118,17 @@ void check_storable(const std::string& name, const torch::Tensor& tensor, const 
 }
 
 TensorText safetensors_text(const StateDict& tensors, std::map<std::string, std::string> metadata) {
-  std::map<TensorPlace, std::string> kept;  // the smallest name of each tensor
+  std::map<TensorIdentity, std::string> kept;  // the smallest name of each tensor
   for (const auto& [name, tensor] : tensors.tensors()) {
     check_storable(name, tensor, kSaves);
     if (tensor.numel() == 0) continue;
-    const auto [place, is_new] = kept.emplace(place_of(tensor), name);
-    if (!is_new && name < place->second) place->second = name;
+    const auto [identity, is_new] = kept.emplace(identity_of(tensor), name);
+    if (!is_new && name < identity->second) identity->second = name;
   }
   SafetensorsHeader header;
   std::map<std::string, torch::Tensor> by_name;
   for (const auto& [name, tensor] : tensors.tensors()) {
-    const std::string& first = tensor.numel() == 0 ? name : kept.at(place_of(tensor));
+    const std::string& first = tensor.numel() == 0 ? name : kept.at(identity_of(tensor));
     if (name != first) {
       metadata.emplace(name, first);
       continue;

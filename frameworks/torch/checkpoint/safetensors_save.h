@@ -18,11 +18,11 @@ namespace hvd::libtorch {
 /// LibTorch's dtype of each SafetensorsType.
 torch::ScalarType scalar_type(SafetensorsType type);
 
-/// Identifies a tensor's elements. Tensors with equal places have the same elements in the same
+/// Identifies a tensor's elements. Tensors with equal identities have the same elements in the same
 /// memory, like tied weights.
-using TensorPlace = std::tuple<const void*, torch::ScalarType, std::vector<std::int64_t>,
-                               std::vector<std::int64_t>>;
-TensorPlace place_of(const torch::Tensor& tensor);
+using TensorIdentity = std::tuple<const void*, torch::ScalarType, std::vector<std::int64_t>,
+                                  std::vector<std::int64_t>>;
+TensorIdentity identity_of(const torch::Tensor& tensor);
 
 /// The tensor's elements as integers of their size, detached. Every operation that moves elements
 /// supports these integers, but not every one supports float8 and float4.

@@ -78,7 +78,7 @@ class FileStoreTest : public ::testing::Test {
 TEST_F(FileStoreTest, KeepsValuesAndNumbers) {
   const auto store = open();
   const auto other = open();
-  EXPECT_EQ(store->place(), "file://" + path);
+  EXPECT_EQ(store->url(), "file://" + path);
   EXPECT_EQ(shown(store->get("a/b", soon())), "nothing");
   store->set("a/b", copy_of("1"), soon());
   other->set("a/b", copy_of("2"), soon());
@@ -299,10 +299,10 @@ TEST_F(FileStoreTest, ANewRunRemovesWhatKilledRunsHaveLeft) {
   const auto rank = [&](int own) {
     return [&, own] {
       if (own == 0) std::this_thread::sleep_for(50ms);  // rank 1 finds the old files
-      const auto place = join_as(own, 2);
-      const auto& all = place->exchange("x", copy_of("new " + std::to_string(own)), soon());
+      const auto joined = join_as(own, 2);
+      const auto& all = joined->exchange("x", copy_of("new " + std::to_string(own)), soon());
       seen[static_cast<std::size_t>(own)] = text_of(all[0]) + ", " + text_of(all[1]);
-      place->leave(soon());
+      joined->leave(soon());
     };
   };
   EXPECT_THAT(all_of({rank(0), rank(1)}), Each("fine"));

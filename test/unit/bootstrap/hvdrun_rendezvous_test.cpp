@@ -37,7 +37,7 @@ using namespace std::chrono_literals;
 class FakeHvdrun {
  public:
   FakeHvdrun()
-      : server_({.place = "hvdrun://",
+      : server_({.name = "hvdrun://",
                  .job = "train",
                  .token = "secret",
                  .twice_advice = ", which has not called hvd::shutdown() since"},
@@ -165,7 +165,7 @@ TEST(HvdrunRendezvous, ThePresenceOfARankExcludesASecondProcess) {
                       },
                       [&] { join_as(hvdrun, 1, 2)->leave(soon()); }}),
               Each("fine"));
-  EXPECT_EQ(presence->place(), "hvdrun://");
+  EXPECT_EQ(presence->url(), "hvdrun://");
   EXPECT_TRUE(presence->stays_open());
   EXPECT_THAT(outcome_of([&] { open_at(hvdrun, 0, 2); }),
               AllOf(StartsWith("usage: "), HasSubstr("has joined at hvdrun:// twice, first from"),
@@ -182,7 +182,7 @@ TEST(HvdrunRendezvous, AnExchangeEndsWithTheEndOfARank) {
     std::array<char, 128> method = {};
     if (::read(pipe[0], method.data(), method.size() - 1) <= 0) ::_exit(1);
     const RankInfo own = info(1, 3);
-    const auto place = Rendezvous::join(open_store(method.data(), own, soon()), own, {}, soon());
+    const auto joined = Rendezvous::join(open_store(method.data(), own, soon()), own, {}, soon());
     ::kill(::getpid(), SIGKILL);
   }
   const FakeHvdrun hvdrun;

@@ -35,7 +35,7 @@ class InitMethodTest : public ::testing::Test {
   static std::string refusal(const RuntimeOptions& options = {}) {
     try {
       const InitMethod method = choose(options);
-      return "accepted " + method.place;
+      return "accepted " + method.url;
     } catch (const UsageError& error) {
       return error.what();
     }
@@ -72,7 +72,7 @@ TEST_F(InitMethodTest, AnMpiOfOneRankInALargerJobIsWarnedOf) {
 TEST_F(InitMethodTest, NoVariablesMeanOneRank) {
   const InitMethod method = choose();
   EXPECT_EQ(method.controller, Controller::kLocal);
-  EXPECT_EQ(method.place, "local://");
+  EXPECT_EQ(method.url, "local://");
   EXPECT_EQ(method.size, 1);
 }
 
@@ -92,7 +92,7 @@ TEST_F(InitMethodTest, TorchrunsVariablesAreAPort) {
   set(kTorchrun);
   const InitMethod method = choose();
   EXPECT_EQ(method.controller, Controller::kUcx);
-  EXPECT_EQ(method.place, "tcp://node7:29500");
+  EXPECT_EQ(method.url, "tcp://node7:29500");
   EXPECT_EQ(method.rank, 1);
   EXPECT_EQ(method.size, 4);
   EXPECT_FALSE(method.agent_store);
@@ -196,14 +196,14 @@ TEST_F(InitMethodTest, APlaceTakesRankAndSizeFromTheProgramThenHvdrunThenTorchru
   options.world_size = 7;
   EXPECT_EQ(choose(options).rank, 6);
   EXPECT_EQ(choose(options).size, 7);
-  EXPECT_EQ(choose(options).place, "tcp://a:1");
+  EXPECT_EQ(choose(options).url, "tcp://a:1");
 }
 
 TEST_F(InitMethodTest, TheProgramMayNotContradictHvdrun) {
   set({{"HVD_RANK", "2"}, {"HVD_SIZE", "5"}, {"RANK", "1"}, {"WORLD_SIZE", "4"}});
   const InitMethod method = choose(with("hvdrun://0a1b"));
   EXPECT_EQ(method.controller, Controller::kUcx);
-  EXPECT_EQ(method.place, "hvdrun://0a1b");
+  EXPECT_EQ(method.url, "hvdrun://0a1b");
   EXPECT_EQ(method.rank, 2);
   EXPECT_EQ(method.size, 5);
   RuntimeOptions options = with("hvdrun://0a1b");
@@ -239,7 +239,7 @@ TEST_F(InitMethodTest, AStoreOfTheProgramGoesBeforeEverything) {
   set(kTorchrun);
   const InitMethod method = method_of_store({}, "store://a", 2, 3);
   EXPECT_EQ(method.controller, Controller::kUcx);
-  EXPECT_EQ(method.place, "store://a");
+  EXPECT_EQ(method.url, "store://a");
   EXPECT_EQ(method.rank, 2);
   EXPECT_EQ(method.size, 3);
   EXPECT_FALSE(method.agent_store);

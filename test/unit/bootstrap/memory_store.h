@@ -13,19 +13,19 @@
 
 namespace hvd::rendezvous {
 
-/// The values of a place in the memory of this process, which all its stores share. Thread-safe.
-struct MemoryPlace {
+/// The values in the memory of this process, which all its stores share. Thread-safe.
+struct StoreMemory {
   std::mutex mutex;
   std::map<std::string, Bytes> values;
   std::map<std::string, std::int64_t> numbers;
 };
 
-/// A store of one rank, at a place that other ranks of the test share.
+/// A store of one rank, whose memory the other ranks of the test share.
 class MemoryStore : public Store {
  public:
-  explicit MemoryStore(std::shared_ptr<MemoryPlace> place) : shared_(std::move(place)) {}
+  explicit MemoryStore(std::shared_ptr<StoreMemory> memory) : shared_(std::move(memory)) {}
 
-  const std::string& place() const noexcept override { return name_; }
+  const std::string& url() const noexcept override { return name_; }
   void set(const std::string& key, std::span<const std::byte> value, Deadline) override {
     count(key);
     const std::scoped_lock lock(shared_->mutex);
@@ -67,7 +67,7 @@ class MemoryStore : public Store {
     if (before) before(key);
   }
   const std::string name_ = "memory://";
-  const std::shared_ptr<MemoryPlace> shared_;
+  const std::shared_ptr<StoreMemory> shared_;
 };
 
 }  // namespace hvd::rendezvous

@@ -101,7 +101,7 @@ class ProgramStoreTest : public ::testing::Test {
 };
 
 TEST_F(ProgramStoreTest, AllKeysBeginWithTheJobsName) {
-  EXPECT_THAT(all_of({[this] { EXPECT_EQ(join_as(info(0, 2))->place(), "store://fake"); },
+  EXPECT_THAT(all_of({[this] { EXPECT_EQ(join_as(info(0, 2))->url(), "store://fake"); },
                       [this] { join_as(info(1, 2)); }}),
               Each("fine"));
   EXPECT_THAT(store_->keys(), Each(StartsWith("hvd/train/")));

@@ -16,10 +16,10 @@
 #include "unit/bootstrap/ranks.h"
 
 /// Tests of the rendezvous over any store. A test program instantiates AnyStore with its own kinds
-/// of places.
+/// of stores.
 namespace hvd::rendezvous {
 
-/// Opens the store of a rank at a place that is new for each test.
+/// Opens the store of a rank at a URL that is new for each test.
 using OpenStore = std::function<std::unique_ptr<Store>(const RankInfo&, Deadline)>;
 
 class AnyStore : public ::testing::TestWithParam<OpenStore (*)()> {
@@ -49,20 +49,20 @@ TEST_P(AnyStore, RanksJoinInAnyOrderExchangeAndLeave) {
     return [this, own, job] {
       std::this_thread::sleep_for(own == job ? 50ms : 0ms);
       const std::string mine = std::to_string(job) + std::to_string(own);
-      const auto place = join_as(info(own, 3), soon(), "first" + mine);
-      EXPECT_EQ(place->rank(), own);
-      EXPECT_EQ(place->size(), 3);
+      const auto joined = join_as(info(own, 3), soon(), "first" + mine);
+      EXPECT_EQ(joined->rank(), own);
+      EXPECT_EQ(joined->size(), 3);
       for (const std::string what : {"first", "a/b c", ""}) {
-        if (what != "first") place->exchange(what, copy_of(what + mine), soon());
-        ASSERT_EQ(place->parts().size(), 3U);
+        if (what != "first") joined->exchange(what, copy_of(what + mine), soon());
+        ASSERT_EQ(joined->parts().size(), 3U);
         for (std::size_t other = 0; other < 3; ++other)
-          EXPECT_EQ(text_of(place->parts()[other]),
+          EXPECT_EQ(text_of(joined->parts()[other]),
                     what + std::to_string(job) + std::to_string(other));
       }
-      place->leave(soon());
+      joined->leave(soon());
     };
   };
-  // The place can be used again once all ranks have left.
+  // The URL can be used again once all ranks have left.
   for (int job = 0; job < 3; ++job)
     EXPECT_THAT(all_of({rank(0, job), rank(1, job), rank(2, job)}), ::testing::Each("fine"));
 }
@@ -71,22 +71,22 @@ TEST_P(AnyStore, PartsMayBeEmptyOrLarge) {
   const std::string large(1 << 20, 'x');
   const auto rank = [&](int own) {
     return [&, own] {
-      const auto place = join_as(own, 2);
-      EXPECT_EQ(text_of(place->parts()[0]), "");
-      place->exchange("large", bytes_of(own == 0 ? large : ""), soon());
-      EXPECT_EQ(text_of(place->parts()[0]), large);
-      EXPECT_EQ(text_of(place->parts()[1]), "");
-      place->leave(soon());
+      const auto joined = join_as(own, 2);
+      EXPECT_EQ(text_of(joined->parts()[0]), "");
+      joined->exchange("large", bytes_of(own == 0 ? large : ""), soon());
+      EXPECT_EQ(text_of(joined->parts()[0]), large);
+      EXPECT_EQ(text_of(joined->parts()[1]), "");
+      joined->leave(soon());
     };
   };
   EXPECT_THAT(all_of({rank(0), rank(1)}), ::testing::Each("fine"));
 }
 
 TEST_P(AnyStore, AJobOfOneRank) {
-  const auto place = join_as(info(0, 1), soon(), "x");
-  EXPECT_EQ(text_of(place->parts()[0]), "x");
-  EXPECT_EQ(text_of(place->exchange("y", copy_of("y"), soon())[0]), "y");
-  place->leave(soon());
+  const auto joined = join_as(info(0, 1), soon(), "x");
+  EXPECT_EQ(text_of(joined->parts()[0]), "x");
+  EXPECT_EQ(text_of(joined->exchange("y", copy_of("y"), soon())[0]), "y");
+  joined->leave(soon());
 }
 
 TEST_P(AnyStore, NamesTheMissingRanksOnAllThatHaveJoined) {
@@ -192,19 +192,19 @@ TEST_P(AnyStore, AnExchangeEndsWithTheFailureOrTheLossOfARank) {
   for (const auto& [failure, outcome] : failures) {
     const auto waits = [&](int rank) {
       return [&, rank] {
-        const auto place = join_as(rank, 3);
+        const auto joined = join_as(rank, 3);
         try {
-          place->exchange("segment", {}, soon());
+          joined->exchange("segment", {}, soon());
         } catch (...) {
-          place->leave(soon());
+          joined->leave(soon());
           throw;
         }
       };
     };
     const auto outcomes = all_of({waits(0), waits(2), [&, &reason = failure] {
-                                    const auto place = join_as(1, 3);
-                                    place->fail(reason);
-                                    place->leave(soon());
+                                    const auto joined = join_as(1, 3);
+                                    joined->fail(reason);
+                                    joined->leave(soon());
                                   }});
     EXPECT_EQ(outcomes[0], outcome);
     EXPECT_EQ(outcomes[1], outcome);

@@ -29,8 +29,8 @@ using ::testing::StartsWith;
 using namespace std::chrono_literals;
 
 OpenStore in_new_memory() {
-  return [place = std::make_shared<MemoryPlace>()](const RankInfo&, Deadline) {
-    return std::make_unique<MemoryStore>(place);
+  return [memory = std::make_shared<StoreMemory>()](const RankInfo&, Deadline) {
+    return std::make_unique<MemoryStore>(memory);
   };
 }
 INSTANTIATE_TEST_SUITE_P(Memory, AnyStore, ::testing::Values(&in_new_memory));
@@ -50,7 +50,7 @@ class RendezvousTest : public ::testing::Test {
   /// killed
   std::unique_ptr<Rendezvous> begin(const RankInfo& own, std::size_t killed_at = 0,
                                     Deadline deadline = soon()) {
-    auto store = std::make_unique<MemoryStore>(place_);
+    auto store = std::make_unique<MemoryStore>(memory_);
     store->before = [killed_at, accesses = std::size_t{0}](const std::string&) mutable {
       if (++accesses == killed_at) throw Killed();
     };
@@ -87,27 +87,27 @@ class RendezvousTest : public ::testing::Test {
     });
   }
   std::string current_run() const {
-    const auto notice = decode_notice(place_->values.at("hvd/train/run"));
+    const auto notice = decode_notice(memory_->values.at("hvd/train/run"));
     return notice ? notice->run : "";
   }
-  /// Stores an arrival as any process with access to the place can.
+  /// Stores an arrival as any process with access to the store can.
   std::int64_t store_arrival(const Bytes& arrival) {
     const std::string run = "hvd/train/" + current_run() + "/";
-    const std::int64_t number = ++place_->numbers[run + "arrivals"];
-    place_->values[run + "arrival." + std::to_string(number)] = arrival;
+    const std::int64_t number = ++memory_->numbers[run + "arrivals"];
+    memory_->values[run + "arrival." + std::to_string(number)] = arrival;
     return number;
   }
   std::string answer_to(std::int64_t number) const {
     const std::string run = "hvd/train/" + current_run() + "/";
-    if (place_->values.contains(run + "accepted." + std::to_string(number))) return "accepted";
-    const auto refused = place_->values.find(run + "refused." + std::to_string(number));
-    return refused == place_->values.end() ? "none" : decode_failure(refused->second).text;
+    if (memory_->values.contains(run + "accepted." + std::to_string(number))) return "accepted";
+    const auto refused = memory_->values.find(run + "refused." + std::to_string(number));
+    return refused == memory_->values.end() ? "none" : decode_failure(refused->second).text;
   }
   static Arrival arrival(int rank, int size) {
     return {.rank = rank, .size = size, .build = "0.1.0", .process = this_process(), .nonce = "n"};
   }
 
-  const std::shared_ptr<MemoryPlace> place_ = std::make_shared<MemoryPlace>();
+  const std::shared_ptr<StoreMemory> memory_ = std::make_shared<StoreMemory>();
 };
 
 TEST_F(RendezvousTest, ARankWithoutAnAnswerFollowsTheNewestRun) {
@@ -139,8 +139,8 @@ TEST_F(RendezvousTest, ARankWithAnAnswerNeverJoinsAnotherRun) {
 TEST_F(RendezvousTest, Rank0IsKilledAtAnyAccess) {
   bool ended_before_the_end = false;
   for (std::size_t access = 1; access < 60; ++access) {
-    place_->values.clear();
-    place_->numbers.clear();
+    memory_->values.clear();
+    memory_->numbers.clear();
     std::vector<std::unique_ptr<Rendezvous>> others;
     for (const int rank : {1, 2}) others.push_back(begin(rank, 3));
     bool killed = false;
@@ -182,8 +182,8 @@ TEST_F(RendezvousTest, Rank0IsKilledAtAnyAccess) {
 // refused because rank 0 has accepted the first; nothing else happens.
 TEST_F(RendezvousTest, AnotherRankIsKilledAtAnyAccess) {
   for (std::size_t access = 1; access < 12; ++access) {
-    place_->values.clear();
-    place_->numbers.clear();
+    memory_->values.clear();
+    memory_->numbers.clear();
     const auto zero = begin(0, 2);
     {
       const auto first = begin(1, 2, access);
@@ -206,7 +206,7 @@ TEST_F(RendezvousTest, AnotherRankIsKilledAtAnyAccess) {
 TEST_F(RendezvousTest, ArrivalsThatAreCountedAndNeverStoredHoldNoOther) {
   for (const int never_stored : {3, 100}) {
     const auto zero = begin(0, 2);
-    place_->numbers["hvd/train/" + current_run() + "/arrivals"] = never_stored;
+    memory_->numbers["hvd/train/" + current_run() + "/arrivals"] = never_stored;
     const auto one = begin(1, 2);
     one->step(now());  // it has arrived before rank 0 looks
     EXPECT_TRUE(all_join({zero.get(), one.get()})) << never_stored;
@@ -241,7 +241,7 @@ TEST_F(RendezvousTest, AReplayedArrivalIsRefused) {
   const auto first = begin(0, 2);
   const auto one = begin(1, 2);
   one->step(now());
-  const Bytes recorded = place_->values.at("hvd/train/" + current_run() + "/arrival.1");
+  const Bytes recorded = memory_->values.at("hvd/train/" + current_run() + "/arrival.1");
   const auto again = store_arrival(recorded);
   EXPECT_TRUE(all_join({first.get(), one.get()}));
   first->step(now());
@@ -261,7 +261,7 @@ TEST_F(RendezvousTest, ARankIgnoresARank0WithoutTheToken) {
   const auto one = begin(info(1, 2), 0, in(200ms));
   one->step(now());
   // The stranger answers "accepted" without a valid proof.
-  place_->values["hvd/train/" + current_run() + "/accepted.1"] = copy_of(std::string(64, '0'));
+  memory_->values["hvd/train/" + current_run() + "/accepted.1"] = copy_of(std::string(64, '0'));
   EXPECT_THAT(outcome_of([&] {
                 while (!one->step(in(10ms))) {
                 }
@@ -276,7 +276,7 @@ TEST_F(RendezvousTest, ARankIgnoresPartsThatRank0HasNotProven) {
   zero->step(now());
   zero->step(now());
   one->step(now());
-  auto& parts = place_->values.at("hvd/train/" + current_run() + "/all.1");
+  auto& parts = memory_->values.at("hvd/train/" + current_run() + "/all.1");
   parts.back() ^= std::byte{1};
   EXPECT_THAT(outcome_of_steps(*one), AllOf(StartsWith("error: "), HasSubstr("was changed")));
 }
@@ -285,23 +285,24 @@ TEST_F(RendezvousTest, TheTokenIsNowhereInTheStore) {
   const auto zero = begin(0, 2);
   const auto one = begin(1, 2);
   EXPECT_TRUE(all_join({zero.get(), one.get()}));
-  for (const auto& [key, value] : place_->values)
+  for (const auto& [key, value] : memory_->values)
     EXPECT_THAT(key + text_of(value), ::testing::Not(HasSubstr("secret"))) << key;
 }
 
 TEST_F(RendezvousTest, ANoticeOfADeadProcessIsIgnored) {
   ProcessInfo dead = this_process();
   dead.start_time += 1;  // the pid belongs to another process now
-  place_->values["hvd/train/run"] = encode(RunNotice{.run = std::string(32, 'a'), .process = dead});
+  memory_->values["hvd/train/run"] =
+      encode(RunNotice{.run = std::string(32, 'a'), .process = dead});
   const auto one = begin(1, 2);
   one->step(now());
-  EXPECT_EQ(place_->values.size(), 1U) << "it has not arrived there";
+  EXPECT_EQ(memory_->values.size(), 1U) << "it has not arrived there";
   const auto zero = begin(0, 2);
   EXPECT_TRUE(all_join({zero.get(), one.get()}));
 }
 
 TEST_F(RendezvousTest, AnotherVersionsNoticeIsNamed) {
-  place_->values["hvd/train/run"] = copy_of("something else");
+  memory_->values["hvd/train/run"] = copy_of("something else");
   EXPECT_THAT(outcome_of([&] {
                 const auto one = begin(info(1, 2), 0, in(100ms));
                 while (!one->step(in(10ms))) {
@@ -324,7 +325,7 @@ TEST_F(RendezvousTest, AnExchangeDoesNotWaitForAnOldPart) {
   }
   one->leave(soon());
   zero->leave(soon());
-  EXPECT_TRUE(place_->values.empty());
+  EXPECT_TRUE(memory_->values.empty());
 }
 
 // A rank ends after its last part, and a server reports that before rank 0 has read the part. The
@@ -336,7 +337,7 @@ TEST_F(RendezvousTest, Rank0DoesNotBeginAJobThatHasFailed) {
     EXPECT_TRUE(all_join({zero.get(), one.get()}));
     zero->contribute("mapped", bytes_of("0"), soon(), turn);
     one->contribute("mapped", bytes_of("1"), soon(), turn);
-    place_->values["hvd/train/" + current_run() + "/outcome"] =
+    memory_->values["hvd/train/" + current_run() + "/outcome"] =
         encode(Refusal::lost(1, "rank 1 has ended"));
     EXPECT_EQ(outcome_of_steps(*zero), "lost 1: rank 1 has ended");
     EXPECT_EQ(outcome_of_steps(*one), "lost 1: rank 1 has ended");
@@ -346,21 +347,21 @@ TEST_F(RendezvousTest, Rank0DoesNotBeginAJobThatHasFailed) {
 /// Stores a failure immediately before rank 0 creates the outcome of the run.
 class LateFailureStore final : public MemoryStore {
  public:
-  explicit LateFailureStore(std::shared_ptr<MemoryPlace> place)
-      : MemoryStore(place), place_(std::move(place)) {}
+  explicit LateFailureStore(std::shared_ptr<StoreMemory> memory)
+      : MemoryStore(memory), memory_(std::move(memory)) {}
   bool create(const std::string& key, std::span<const std::byte> value,
               Deadline deadline) override {
-    place_->values.try_emplace(key, encode(Refusal::lost(1, "rank 1 has ended")));
+    memory_->values.try_emplace(key, encode(Refusal::lost(1, "rank 1 has ended")));
     return MemoryStore::create(key, value, deadline);
   }
 
  private:
-  const std::shared_ptr<MemoryPlace> place_;
+  const std::shared_ptr<StoreMemory> memory_;
 };
 
 // Another rank may already have read the failure.
 TEST_F(RendezvousTest, AFailureBeforeTheOutcomeEndsRank0Too) {
-  const auto zero = Rendezvous::begin(std::make_unique<LateFailureStore>(place_), info(0, 2),
+  const auto zero = Rendezvous::begin(std::make_unique<LateFailureStore>(memory_), info(0, 2),
                                       bytes_of("0"), soon());
   const auto one = begin(1, 2);
   EXPECT_TRUE(all_join({zero.get(), one.get()}));
@@ -384,7 +385,7 @@ TEST_F(RendezvousTest, AFailureAfterTheOutcomeChangesNothing) {
   EXPECT_EQ(text_of(one->parts()[2]), "2");
 }
 
-/// A store whose place notices the end of processes, as a server does.
+/// A store that notices the end of processes, as a server does.
 class ServedStore final : public MemoryStore {
  public:
   using MemoryStore::MemoryStore;
@@ -404,13 +405,13 @@ constexpr int kRanks = 10'000;
 
 // Many ranks begin, exchange and leave on one core. Rank 0 makes O(N) requests.
 TEST(RendezvousAtScale, ManyRanksBegin) {
-  const auto place = std::make_shared<MemoryPlace>();
+  const auto memory = std::make_shared<StoreMemory>();
   std::vector<std::unique_ptr<Rendezvous>> ranks;
   MemoryStore* of_rank_0 = nullptr;
   const std::clock_t begin = std::clock();
   const Deadline deadline = in(10min);
   for (int rank = 0; rank < kRanks; ++rank) {
-    auto store = std::make_unique<ServedStore>(place);
+    auto store = std::make_unique<ServedStore>(memory);
     if (rank == 0) of_rank_0 = store.get();
     const RankInfo own{.job = "big", .build = "0.1.0", .rank = rank, .size = kRanks};
     ranks.push_back(
@@ -446,7 +447,7 @@ TEST(RendezvousAtScale, ManyRanksBegin) {
   }
   for (int rank = kRanks - 1; rank >= 0; --rank)
     ranks[static_cast<std::size_t>(rank)]->leave(deadline);
-  EXPECT_TRUE(place->values.empty());
+  EXPECT_TRUE(memory->values.empty());
   EXPECT_LT(of_rank_0->calls, 20U * kRanks);
   // Processor time, which other processes do not prolong.
   const double seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;

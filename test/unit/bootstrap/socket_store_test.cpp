@@ -50,7 +50,7 @@ class SocketStoreTest : public ::testing::Test {
   std::unique_ptr<Store> open(int rank, int size = 2, Deadline deadline = soon()) const {
     return open_tcp_store("localhost", port_, info(rank, size), deadline);
   }
-  std::string place() const { return "tcp://localhost:" + std::to_string(port_); }
+  std::string url() const { return "tcp://localhost:" + std::to_string(port_); }
   static std::string wait(Store& store, std::vector<std::string> keys, Deadline deadline = soon()) {
     const auto found = store.wait(keys, deadline);
     return found ? std::to_string(found->index) + " " + shown(found->value) : "nothing";
@@ -61,7 +61,7 @@ class SocketStoreTest : public ::testing::Test {
 
 TEST_F(SocketStoreTest, RanksShareValues) {
   const auto first = open(0), second = open(1);
-  EXPECT_EQ(first->place(), place());
+  EXPECT_EQ(first->url(), url());
   EXPECT_TRUE(second->notices_loss());
   EXPECT_FALSE(second->stays_open());
   EXPECT_EQ(shown(second->get("k", soon())), "nothing");
@@ -116,7 +116,7 @@ TEST_F(SocketStoreTest, TakesAnIpv6AddressInBrackets) {
   if (!works) GTEST_SKIP() << "there is no IPv6 here";
   const auto first = open_tcp_store("[::1]", port_, info(0, 2), soon());
   const auto second = open_tcp_store("[::1]", port_, info(1, 2), soon());
-  EXPECT_EQ(second->place(), "tcp://[::1]:" + std::to_string(port_));
+  EXPECT_EQ(second->url(), "tcp://[::1]:" + std::to_string(port_));
 }
 
 // The resolver's files and DNS may give the name any address.
@@ -147,7 +147,7 @@ TEST_F(SocketStoreTest, RanksWaitForRank0) {
 
 TEST_F(SocketStoreTest, Rank0IsNamedIfItIsNotReached) {
   EXPECT_THAT(outcome_of([&] { open(1, 2, short_time()); }),
-              AllOf(StartsWith("lost 0: "), HasSubstr("could not be reached at " + place()),
+              AllOf(StartsWith("lost 0: "), HasSubstr("could not be reached at " + url()),
                     HasSubstr("within 0.3 s (HVD_START_TIMEOUT)"), HasSubstr("Connection refused"),
                     HasSubstr("start rank 0 on that host")));
   EXPECT_THAT(
@@ -189,7 +189,7 @@ TEST_F(SocketStoreTest, AConnectionToItselfIsNone) {
 TEST_F(SocketStoreTest, APortInUseIsAnErrorWithAdvice) {
   const Listener other(listen_at(port_));
   EXPECT_THAT(outcome_of([&] { open(0, 2, in(2s)); }),
-              AllOf(StartsWith("usage: "), HasSubstr("rank 0 cannot serve " + place()),
+              AllOf(StartsWith("usage: "), HasSubstr("rank 0 cannot serve " + url()),
                     HasSubstr("Address already in use"), HasSubstr("its own port")));
 }
 
@@ -314,7 +314,7 @@ TEST_F(SocketStoreTest, ASecondProcessOfARankIsRefused) {
   const auto first = open(0), second = open(1);
   EXPECT_THAT(outcome_of([&] { open(1); }),
               AllOf(StartsWith("usage: "), HasSubstr("rank 1 (host "),
-                    HasSubstr("has joined at " + place() + " twice, first from host")));
+                    HasSubstr("has joined at " + url() + " twice, first from host")));
   EXPECT_EQ(shown(second->get("k", soon())), "nothing");
 }
 
@@ -377,7 +377,7 @@ TEST_F(SocketStoreTest, TheEndOfRank0IsItsLossAtOnceAndLater) {
     first.reset();
   });
   EXPECT_THAT(outcome_of([&] { wait(*second, {"never"}); }),
-              AllOf(StartsWith("lost 0: "), HasSubstr("rank 0 no longer serves " + place())));
+              AllOf(StartsWith("lost 0: "), HasSubstr("rank 0 no longer serves " + url())));
   EXPECT_THAT(outcome_of([&] { second->get("k", soon()); }),
               StartsWith("lost 0: hvd::init: rank 0 no longer answers: "));
 }
@@ -560,7 +560,7 @@ TEST_F(SocketStoreTest, StrangersThatTakeAllDescriptorsNeitherBlockNorSpinRank0)
   const ssize_t count = ::read(log[0], written.data(), written.size());
   written.resize(static_cast<std::size_t>(std::max<ssize_t>(count, 0)));
   ::close(log[0]);
-  const std::string line = "cannot accept a connection at " + place() + ": Too many open files";
+  const std::string line = "cannot accept a connection at " + url() + ": Too many open files";
   const auto at = written.find(line);
   EXPECT_NE(at, std::string::npos) << written;
   EXPECT_EQ(written.find(line, at + 1), std::string::npos) << "it was logged twice";

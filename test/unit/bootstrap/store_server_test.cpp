@@ -25,7 +25,7 @@ class StoreServerTest : public ::testing::Test {
  protected:
   StoreServerTest() { start({}); }
   void start(StoreServer::Options options) {
-    options.place = "tcp://node:1";
+    options.name = "tcp://node:1";
     options.job = "job";
     options.token = "token";
     server_.emplace(std::move(options), [this](int id, const StoreServer::Frame& frame, bool last) {

@@ -27,8 +27,8 @@ using ::testing::StartsWith;
 using namespace std::chrono_literals;
 
 OpenStore at_new_port() {
-  return [place = "tcp://localhost:" + std::to_string(free_port())](
-             const RankInfo& own, Deadline deadline) { return open_store(place, own, deadline); };
+  return [url = "tcp://localhost:" + std::to_string(free_port())](
+             const RankInfo& own, Deadline deadline) { return open_store(url, own, deadline); };
 }
 INSTANTIATE_TEST_SUITE_P(Tcp, AnyStore, ::testing::Values(&at_new_port));
 
@@ -40,9 +40,9 @@ class TcpRendezvousTest : public ::testing::Test {
   std::unique_ptr<Rendezvous> join_as(int rank, int size, Deadline deadline = soon()) const {
     return join_at(method(), info(rank, size), deadline);
   }
-  static std::unique_ptr<Rendezvous> join_at(const std::string& place, const RankInfo& own,
+  static std::unique_ptr<Rendezvous> join_at(const std::string& url, const RankInfo& own,
                                              Deadline deadline = soon()) {
-    return Rendezvous::join(open_store(place, own, deadline), own, {}, deadline);
+    return Rendezvous::join(open_store(url, own, deadline), own, {}, deadline);
   }
   std::function<void()> joins(int rank, int size) const {
     return [this, rank, size] { join_as(rank, size)->leave(soon()); };
@@ -102,19 +102,19 @@ TEST_F(TcpRendezvousTest, RefusesARankStartedTwiceAndKeepsTheFirst) {
 TEST_F(TcpRendezvousTest, ALaterExchangeEndsWithTheFailureOfRank0) {
   std::promise<void> failed;
   const auto outcomes = all_of({[&] {
-                                  const auto place = join_as(0, 2);
-                                  place->fail({.text = "rank 0 has no GPU"});
+                                  const auto joined = join_as(0, 2);
+                                  joined->fail({.text = "rank 0 has no GPU"});
                                   failed.set_value();
-                                  place->leave(soon());
+                                  joined->leave(soon());
                                 },
                                 [&] {
-                                  const auto place = join_as(1, 2);
+                                  const auto joined = join_as(1, 2);
                                   failed.get_future().wait();
                                   std::this_thread::sleep_for(50ms);
                                   try {
-                                    place->exchange("segment", {}, soon());
+                                    joined->exchange("segment", {}, soon());
                                   } catch (...) {
-                                    place->leave(soon());
+                                    joined->leave(soon());
                                     throw;
                                   }
                                 }});
@@ -195,12 +195,12 @@ TEST_F(TcpRendezvousTest, ManyRanksBeginInTime) {
   for (int rank = 0; rank < ranks; ++rank) {
     all.emplace_back([&, rank] {
       const RankInfo own = info(rank, ranks);
-      const auto place =
+      const auto joined =
           Rendezvous::join(open_store(method(), own, soon()), own, bytes_of(payload), soon());
-      EXPECT_EQ(place->parts().size(), static_cast<std::size_t>(ranks));
-      place->exchange("segment", bytes_of("s"), soon());
-      place->exchange("mapping", bytes_of("m"), soon());
-      place->leave(soon());
+      EXPECT_EQ(joined->parts().size(), static_cast<std::size_t>(ranks));
+      joined->exchange("segment", bytes_of("s"), soon());
+      joined->exchange("mapping", bytes_of("m"), soon());
+      joined->leave(soon());
     });
   }
   EXPECT_THAT(all_of(all), Each("fine"));

@@ -7,14 +7,15 @@
 namespace hvd::launcher {
 namespace {
 
-Place place(const std::string& host, int local_rank, const std::string& from) {
+RankLocation location(const std::string& host, int local_rank, const std::string& from) {
   return {.host = host, .local_rank = local_rank, .address = from};
 }
 
 TEST(StartPlan, OneHostUsesTheAddressOfHvdrun) {
-  std::vector<Place> places = {place("a", 0, "127.0.0.1"), place("a", 1, "127.0.0.1")};
-  places[0].master_port = 4001;
-  for (const StartOrder& order : plan_starts(places)) {
+  std::vector<RankLocation> locations = {location("a", 0, "127.0.0.1"),
+                                         location("a", 1, "127.0.0.1")};
+  locations[0].master_port = 4001;
+  for (const StartOrder& order : plan_starts(locations)) {
     EXPECT_EQ(order.address, "");
     EXPECT_EQ(order.master_port, 4001);
     EXPECT_EQ(order.nodes, 1);
@@ -26,15 +27,15 @@ TEST(StartPlan, OneHostUsesTheAddressOfHvdrun) {
 }
 
 TEST(StartPlan, RankZeroElsewhereHasTheAddressOfItsConnection) {
-  const auto orders = plan_starts({place("b", 0, "10.0.0.2"), place("a", 0, "127.0.0.1")});
+  const auto orders = plan_starts({location("b", 0, "10.0.0.2"), location("a", 0, "127.0.0.1")});
   EXPECT_EQ(orders[0].address, "10.0.0.2");
   EXPECT_EQ(orders[1].address, "10.0.0.2");
 }
 
 TEST(StartPlan, UnevenHosts) {
-  const auto orders =
-      plan_starts({place("a", 0, "127.0.0.1"), place("b", 0, "10.0.0.2"), place("b", 1, "10.0.0.2"),
-                   place("c", 0, "10.0.0.3"), place("c", 1, "10.0.0.3")});
+  const auto orders = plan_starts({location("a", 0, "127.0.0.1"), location("b", 0, "10.0.0.2"),
+                                   location("b", 1, "10.0.0.2"), location("c", 0, "10.0.0.3"),
+                                   location("c", 1, "10.0.0.3")});
   const std::vector<int> nodes = {0, 1, 1, 2, 2}, ranks = {0, 1, 0, 2, 1}, sizes = {3, 3, 2, 3, 2};
   const std::vector<std::string> places_of_peers = {"10.0.0.2", "10.0.0.3", "10.0.0.3", "10.0.0.2",
                                                     "10.0.0.2"};

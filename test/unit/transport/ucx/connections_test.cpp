@@ -336,11 +336,11 @@ TEST_F(UcxCarrierTest, LeavingInOrderSendsAFarewellOnEachOwnConnection) {
   EXPECT_EQ(ucx->count("farewell to 2"), 1);
   EXPECT_EQ(ucx->count("farewell to 3"), 0) << "a receive of data detects the end by itself";
   EXPECT_EQ(ucx->count("farewell to 0"), 0);
-  const auto place = [&](const std::string& what) {
+  const auto position = [&](const std::string& what) {
     return std::find_if(ucx->requests.begin(), ucx->requests.end(),
                         [&](const FakeUcx::Request& request) { return request.what == what; });
   };
-  EXPECT_LT(place("farewell to 2"), place("flush 2"));
+  EXPECT_LT(position("farewell to 2"), position("flush 2"));
 }
 
 TEST_F(UcxCarrierTest, LeavingInOrderDoesNotWaitForAPeerThatIsStopped) {
