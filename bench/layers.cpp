@@ -118,7 +118,7 @@ struct Samples {
   std::vector<double> joined, local, exchange, peer, parts;
 };
 
-void take_turns(Layer& layer, const Session& session, Samples& samples) {
+void run_once_each(Layer& layer, const Session& session, Samples& samples) {
   constexpr int kUntimed = 8, kTimed = 10;
   const auto turn = [&](std::vector<double>& into, const auto& run) {
     std::vector<double> times;
@@ -139,11 +139,11 @@ Json measure(const Session& session, const LayersOptions& options, const Size& s
   const bool correct = layer.correct();
   Samples samples;
   const auto begin = std::chrono::steady_clock::now();
-  take_turns(layer, session, samples);
+  run_once_each(layer, session, samples);
   const int repetitions =
       repetitions_for(session.slowest(seconds_since(begin)), options.repetitions);
   samples = {};
-  for (int i = 0; i < repetitions; ++i) take_turns(layer, session, samples);
+  for (int i = 0; i < repetitions; ++i) run_once_each(layer, session, samples);
   const auto microseconds = [](const std::vector<double>& seconds) {
     return json_number(percentile(seconds, 0.5) * 1e6);
   };

@@ -247,7 +247,7 @@ class RawStaged final : public Contender {
     for (std::size_t step = 0; step < rounds + 2; ++step) {
       if (step < rounds) fill(step);
       if (step >= 1 && step <= rounds) process(step - 1);
-      if (step >= 2) take(step - 2);
+      if (step >= 2) copy_results(step - 2);
       if (step <= rounds) barrier_.wait();
     }
     first_round_ += rounds;
@@ -292,7 +292,7 @@ class RawStaged final : public Contender {
     sum(sources_, to, end - begin);
   }
 
-  void take(std::size_t round) {
+  void copy_results(std::size_t round) {
     for (int rank = 0; rank < exercise_.ranks(); ++rank) {
       if (rank == exercise_.rank()) continue;
       const auto [begin, end] = slice_of(size_of(round), rank, exercise_.ranks());

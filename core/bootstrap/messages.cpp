@@ -144,7 +144,7 @@ Bytes join_fields(std::span<const std::string> fields) {
   return bytes;
 }
 
-std::optional<std::span<const std::byte>> take_field(std::span<const std::byte>& bytes) {
+std::optional<std::span<const std::byte>> read_field(std::span<const std::byte>& bytes) {
   std::uint32_t size = 0;
   if (bytes.size() < sizeof size) return std::nullopt;
   std::memcpy(&size, bytes.data(), sizeof size);
@@ -158,7 +158,7 @@ std::optional<std::vector<std::string>> split_fields(std::span<const std::byte> 
                                                      std::size_t count) {
   std::vector<std::string> fields;
   while (fields.size() < count) {
-    const auto field = take_field(bytes);
+    const auto field = read_field(bytes);
     if (!field) return std::nullopt;
     fields.push_back(text_of(*field));
   }

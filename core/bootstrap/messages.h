@@ -100,7 +100,7 @@ inline Bytes join_fields(std::initializer_list<std::string> fields) {
 }
 /// Removes the first field from the bytes and returns it. Empty if they do not begin with a whole
 /// field.
-std::optional<std::span<const std::byte>> take_field(std::span<const std::byte>& bytes);
+std::optional<std::span<const std::byte>> read_field(std::span<const std::byte>& bytes);
 /// Empty if the bytes are not exactly `count` fields.
 std::optional<std::vector<std::string>> split_fields(std::span<const std::byte>, std::size_t count);
 

@@ -91,9 +91,9 @@ class OtherRank final : public Rendezvous {
   void follow_newest_run(Deadline until);
   void arrive(const RunNotice&);
   void ignore_run();
-  bool take(Store::Found);
-  void take_answer(const Store::Found&);
-  void take_parts(Bytes);
+  bool on_value(Store::Found);
+  void read_answer(const Store::Found&);
+  void read_parts(Bytes);
   std::vector<std::string> awaited() const;
   bool check_rank_0();
   std::optional<ProcessInfo> find_rival();
@@ -116,7 +116,7 @@ bool OtherRank::step(Deadline until) {
   until = std::min(until, deadline_);
   if (!accepted_) follow_newest_run(until);
   if (number_ == 0) return false;
-  if (auto found = store_->wait(awaited(), until)) return take(std::move(*found));
+  if (auto found = store_->wait(awaited(), until)) return on_value(std::move(*found));
   return check_rank_0();
 }
 
@@ -173,20 +173,20 @@ void OtherRank::ignore_run() {
   rank_0_ = ProcessWatch();
 }
 
-bool OtherRank::take(Store::Found found) {
+bool OtherRank::on_value(Store::Found found) {
   if (!accepted_) {
-    take_answer(found);
+    read_answer(found);
     return false;
   }
   if (found.index == 1 || (last_ && !is_success(found.value))) {
     failure_known_ = true;
     decode_failure(found.value).raise();
   }
-  take_parts(std::move(found.value));
+  read_parts(std::move(found.value));
   return true;
 }
 
-void OtherRank::take_answer(const Store::Found& found) {
+void OtherRank::read_answer(const Store::Found& found) {
   if (found.index == 1) {
     leave(deadline_);
     decode_failure(found.value).raise();
@@ -199,7 +199,7 @@ void OtherRank::take_answer(const Store::Found& found) {
   ignore_run();
 }
 
-void OtherRank::take_parts(Bytes bytes) {
+void OtherRank::read_parts(Bytes bytes) {
   const std::size_t begin = exchange_ == 1 ? kProofBytes : last_ ? success_mark().size() : 0;
   bool proven = bytes.size() >= begin;
   // Without a token there is no secret to prove.
@@ -234,7 +234,7 @@ bool OtherRank::check_rank_0() {
   }
   if (!rank_0_.ended()) return false;
   // Rank 0 may have stored the value before its end.
-  if (auto found = store_->wait(awaited(), Clock::now())) return take(std::move(*found));
+  if (auto found = store_->wait(awaited(), Clock::now())) return on_value(std::move(*found));
   if (accepted_ || (!store_->get(key("all.1"), call_deadline()) &&
                     !store_->get(key("outcome"), call_deadline())))
     ended_early(0, of_rank_0_, url_).raise();
@@ -309,7 +309,7 @@ std::optional<Parts> Parts::decode(Bytes bytes, std::size_t begin, std::size_t c
   parts.parts_.reserve(count);
   auto rest = std::span<const std::byte>(parts.bytes_).subspan(begin);
   while (parts.parts_.size() < count) {
-    const auto part = take_field(rest);
+    const auto part = read_field(rest);
     if (!part) return std::nullopt;
     parts.parts_.push_back(*part);
   }

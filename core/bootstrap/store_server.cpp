@@ -111,7 +111,7 @@ bool StoreServer::handle_hello(int id, Session& session, std::span<const std::by
   auto hello = decode_store_hello(frame);
   if (!hello) {
     constexpr std::string_view kAnyFormat = "hvd store ";
-    const auto field = take_field(frame);
+    const auto field = read_field(frame);
     const std::string format = field ? text_of(*field) : "";
     if (!format.starts_with(kAnyFormat) || format == kFormat) return false;
     send_(id, reply_frame("version", 0, bytes_of(std::string(kFormat))), true);

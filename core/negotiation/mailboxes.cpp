@@ -27,7 +27,7 @@ Mailboxes::Delivery Mailboxes::post(std::uint64_t recv, const wire::MessageKey& 
   drop_if_empty(box);
   if (sent.recalled) return std::move(*sent.recalled);
   waiting_.erase({sent.arrival.source, sent.arrival.offer.send});
-  take_payload(sent.arrival);
+  subtract_payload(sent.arrival);
   return std::move(sent.arrival);
 }
 
@@ -87,7 +87,7 @@ bool Mailboxes::withdraw(int source, std::uint64_t send) {
   if (key.empty()) return false;
   const auto box = boxes_.find(key.mapped());
   const auto offer = find_offer(box->second, source, send);
-  take_payload(offer->arrival);
+  subtract_payload(offer->arrival);
   box->second.offers.erase(offer);
   drop_if_empty(box);
   return true;
@@ -97,7 +97,7 @@ bool Mailboxes::recall(int source, std::uint64_t send, const Status& error) {
   const auto key = waiting_.extract({source, send});
   if (key.empty()) return false;
   const auto offer = find_offer(boxes_.at(key.mapped()), source, send);
-  take_payload(offer->arrival);
+  subtract_payload(offer->arrival);
   offer->arrival.payload.clear();
   offer->arrival.offer.payload = {};
   offer->recalled = error;

@@ -95,7 +95,7 @@ class Mailboxes {
   };
   using Boxes = std::map<wire::MessageKey, Box>;
 
-  void take_payload(const Arrival& arrival) noexcept { buffered_ -= arrival.payload.size(); }
+  void subtract_payload(const Arrival& arrival) noexcept { buffered_ -= arrival.payload.size(); }
   void drop_if_empty(Boxes::iterator);
   std::deque<Sent>::iterator find_offer(Box&, int source, std::uint64_t send);
 

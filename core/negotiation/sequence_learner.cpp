@@ -18,7 +18,7 @@ constexpr std::size_t kShortRepetition = 256;  // operations, which may be one o
 }  // namespace
 
 // Adds the operations of the plan. @return whether all of them belong to the sequence
-bool SequenceLearner::take(const wire::Plan& plan, const ResponseCache& cache) {
+bool SequenceLearner::add_operations(const wire::Plan& plan, const ResponseCache& cache) {
   if (plan.shutdown || !plan.errors.empty()) return false;
   for (const wire::Batch& batch : plan.batches) {
     if (!batch.absent.empty()) return false;
@@ -38,7 +38,7 @@ bool SequenceLearner::take(const wire::Plan& plan, const ResponseCache& cache) {
 }
 
 bool SequenceLearner::observe(const wire::Plan& plan, const ResponseCache& cache) {
-  if (!take(plan, cache) || early_.empty() || early_.size() > kMaxEarly) {
+  if (!add_operations(plan, cache) || early_.empty() || early_.size() > kMaxEarly) {
     forget();
     return false;
   }

@@ -36,7 +36,7 @@ class SequenceLearner {
     std::uint64_t batch = 0;       ///< number of the batch in which it ran
     bool continues_group = false;  ///< belongs to the group of the entry before it
   };
-  bool take(const wire::Plan&, const ResponseCache&);
+  bool add_operations(const wire::Plan&, const ResponseCache&);
   void append(const Entry&);
   std::optional<std::size_t> period() const;
   void choose(std::size_t period);

@@ -391,7 +391,7 @@ void Worker::make_state(const member::Assign& assign) {
     if (options_.load) options_.load();
     own_error_ = false;
     state_.commits = assign.state.commit;
-    state_.take();
+    state_.save_commit();
   }
   receive_state(assign);
   if (!state_.has_state) return;
@@ -449,7 +449,7 @@ void run_once(State::Impl& state, const std::function<void()>& function,
   const Change change{.new_size = size(), .new_rank = rank(), .cause = "the job has begun"};
   if (change.new_rank == 0 && options.load) options.load();
   if (change.new_size > 1) {
-    state.take();
+    state.save_commit();
     if (!hand_over(state, 0, ProcessSet())) {
       throw Error(
           "hvd::elastic::run: the state received from rank 0 has a wrong checksum; test the "

@@ -46,7 +46,7 @@ void State::Impl::prepare(bool goes_on) const {
   }
 }
 
-void State::Impl::take() {
+void State::Impl::save_commit() {
   save(items, spare.replicated, is_copied);
   save(items, spare.own, is_own);
   // Copies from a GPU have waited for its work. If the job has failed, aborted collectives may have
@@ -165,7 +165,7 @@ void State::commit() {
   if (impl_->link != nullptr) {
     reach(Stage::kCommitting);
     impl_->prepare(goes_on);
-    impl_->take();
+    impl_->save_commit();
   }
   ++impl_->commits;
   impl_->confirm();

@@ -35,8 +35,8 @@ struct State::Impl {
   void prepare(bool goes_on) const;
   /// Makes memory for a commit resident, so that a state arrives without page faults.
   void reserve();
-  /// Copies the current state as the last commit.
-  void take();
+  /// Copies the current state to the last commit.
+  void save_commit();
   /// Forgets the last commit, so that this rank has no state.
   void lose();
   /// The hash of the last commit's replicated part, which is computed once.

@@ -71,7 +71,7 @@ class ElasticAgent final : public RankProcess::Link {
   bool has_room() const override { return !frames_ || frames_->unsent() < kMaxQueuedBytes; }
 
   void add_slots(const std::vector<int>& numbers);
-  void take_slots(const Frame& frame);
+  void on_slots(const Frame& frame);
   bool connect();
   bool join(const LauncherHandlers& handlers);
   int code() const;
@@ -243,7 +243,7 @@ bool ElasticAgent::on_frame(const Frame& frame) {
     return true;
   }
   if (frame.type == FrameType::kSlots) {
-    take_slots(frame);
+    on_slots(frame);
     return true;
   }
   if (frame.type == FrameType::kFinished) {
@@ -265,7 +265,7 @@ bool ElasticAgent::on_frame(const Frame& frame) {
 }
 
 /// Answers with all slots of the offer, or with an empty list.
-void ElasticAgent::take_slots(const Frame& frame) {
+void ElasticAgent::on_slots(const Frame& frame) {
   MoreSlots more = decode<MoreSlots>(frame.payload);
   try {
     add_slots(more.ranks);

@@ -169,7 +169,7 @@ void ElasticJob::discover() {
     const auto found = discovery_->step(Clock::now());
     if (!found) return;
     discovery_problem_.clear();
-    take_hosts(*found);
+    update_hosts(*found);
   } catch (const DiscoveryError& error) {
     if (std::exchange(discovery_problem_, error.what()) == error.what()) return;
     output_.print_line(text("--host-discovery-script: ", error.what(),
@@ -177,7 +177,7 @@ void ElasticJob::discover() {
   }
 }
 
-void ElasticJob::take_hosts(const std::vector<launcher::Host>& found) {
+void ElasticJob::update_hosts(const std::vector<launcher::Host>& found) {
   std::map<std::size_t, int> slots;
   for (const launcher::Host& host : found) slots[index_of(host)] += host.slots;
   for (std::size_t host = 0; host < hosts_.size(); ++host) set_slots(host, slots[host]);

@@ -119,7 +119,7 @@ class ElasticJob final : private RankObserver {
   void agent_failed(Host& host, const ExitStatus& end);
   void host_down(std::size_t host);
   void discover();
-  void take_hosts(const std::vector<launcher::Host>& found);
+  void update_hosts(const std::vector<launcher::Host>& found);
   std::size_t index_of(const launcher::Host& found);
   void set_slots(std::size_t host, int slots);
   void use_slots(std::size_t host);

@@ -97,8 +97,8 @@ std::unique_ptr<Store> open(const Arguments& arguments, bool& serves, Deadline d
   }
 }
 
-/// Takes a rank from 1 to `last` that no other node has.
-int take_rank(Store& store, int last, Deadline deadline) {
+/// Claims a rank from 1 to `last` that no other node has.
+int claim_rank(Store& store, int last, Deadline deadline) {
   const std::int64_t first = store.add("next", 1, deadline) - 1;
   while (true) {
     for (int i = 0; i < last; ++i) {
@@ -114,7 +114,7 @@ int take_rank(Store& store, int last, Deadline deadline) {
   }
 }
 
-/// Gives back this node's rank, so that another node can take it. @return the reason why the job
+/// Gives back this node's rank, so that another node can claim it. @return the reason why the job
 /// does not begin
 hvd::Error leave(Store& store, const Arguments& arguments, int rank) {
   const Deadline late = std::chrono::steady_clock::now() + kTimeToLeave;
@@ -139,7 +139,7 @@ void run(const Arguments& arguments) {
   if (serves) {
     set(*store, "port", text(arguments.master_port), deadline);
   } else {
-    rank = take_rank(*store, last, deadline);
+    rank = claim_rank(*store, last, deadline);
     if (store->add("nodes", 1, deadline) == last) set(*store, "all", "1", deadline);
   }
   if (value_of(*store, "all", deadline).empty()) throw leave(*store, arguments, rank);

@@ -106,7 +106,7 @@ class SetChanges {
   using Made = std::shared_future<ProcessSet>;
 
   ProcessSet run(const OperationParameters& change, std::function<ProcessSet()> task) {
-    const Made made = take(change, std::move(task));
+    const Made made = resume_or_start(change, std::move(task));
     try {
       wait_with_signals(made);
     } catch (...) {
@@ -123,7 +123,7 @@ class SetChanges {
   }
 
  private:
-  Made take(const OperationParameters& change, std::function<ProcessSet()> task) {
+  Made resume_or_start(const OperationParameters& change, std::function<ProcessSet()> task) {
     const std::lock_guard lock(mutex_);
     for (auto entry = interrupted_.begin(); entry != interrupted_.end(); ++entry) {
       if (entry->first != change) continue;
