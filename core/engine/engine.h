@@ -117,8 +117,8 @@ class Engine {
   }
   /// Whether this rank waits for other ranks or has work in progress.
   bool busy() const noexcept HVD_REQUIRES(progress_) {
-    return waits_for_others() || points_.active() || quick_.hands_over() || executor_.active() ||
-           !executor_.device_completions().empty() ||
+    return waits_for_others() || points_.active() || quick_.waits_for_reader() ||
+           executor_.active() || !executor_.device_completions().empty() ||
            (submission_queue_.shutdown_requested() && !submission_queue_.shut_down());
   }
   /// Time until the next deadline.

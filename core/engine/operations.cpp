@@ -281,7 +281,7 @@ void OperationTable::submit(std::span<const Submission> submissions, std::span<O
     std::ranges::fill(handles, Operation());
     throw;
   }
-  hand_over(handles);
+  enqueue_claimed(handles);
 }
 
 void OperationTable::submit(std::span<const Message> messages, std::span<Operation> handles,
@@ -297,11 +297,11 @@ void OperationTable::submit(std::span<const Message> messages, std::span<Operati
     made->in_flight.store(true, std::memory_order_relaxed);
   }
   claimed_ = std::move(accepted);
-  hand_over(handles);
+  enqueue_claimed(handles);
 }
 
 // Queues the operations of claimed_.
-void OperationTable::hand_over(std::span<Operation> handles) {
+void OperationTable::enqueue_claimed(std::span<Operation> handles) {
   for (std::size_t i = 0; i < claimed_.size(); ++i) {
     if (claimed_[i]->calls_back()) callbacks_.fetch_add(1, std::memory_order_relaxed);
     if (handles[i].state_.get() != claimed_[i].get()) handles[i] = Operation(claimed_[i].get());

@@ -253,7 +253,7 @@ class OperationTable {
 
   void check_running() const;
   void check_not_joined(const std::string& title) const HVD_REQUIRES(mutex_);
-  void hand_over(std::span<Operation> handles) HVD_REQUIRES(mutex_);
+  void enqueue_claimed(std::span<Operation> handles) HVD_REQUIRES(mutex_);
   OperationPtr claim(const Submission&, const Operation& handle,
                      const std::weak_ptr<Runtime>& owner, TimePoint now) HVD_REQUIRES(mutex_);
   OperationPtr claim_again(const Submission&, const Operation& handle, TimePoint now)

@@ -99,9 +99,9 @@ bool QuickMessages::end(MessageBox& box, const std::function<bool()>& step) {
       continue;
     }
     // The receiver's thread has lost its core, or its process was stopped or has ended.
-    hands_over_ = true;
+    waits_for_reader_ = true;
     const bool runs = step();
-    hands_over_ = false;
+    waits_for_reader_ = false;
     if (!runs) return false;
   }
   return false;

@@ -40,7 +40,7 @@ class QuickMessages {
                              const std::function<bool()>& interrupted);
 
   /// Whether send() waits for a rank that is reading its message.
-  bool hands_over() const noexcept { return hands_over_; }
+  bool waits_for_reader() const noexcept { return waits_for_reader_; }
 
  private:
   struct Peer {
@@ -55,7 +55,7 @@ class QuickMessages {
   std::vector<Peer> peers_;
   std::vector<int> peer_of_rank_;  ///< index of peers_, or -1
   std::size_t capacity_ = 0;       ///< of each box
-  bool hands_over_ = false;
+  bool waits_for_reader_ = false;
 };
 
 }  // namespace hvd::runtime

@@ -78,7 +78,7 @@ struct Header {
 /// Sends the root's last commit to the other ranks of the set; items that commits do not copy are
 /// sent in their current state. A commit is received into separate memory, so a rank that is
 /// interrupted keeps its former commit. Returns false if the commit has arrived damaged.
-bool hand_over(State::Impl& state, int root, const ProcessSet& set) {
+bool broadcast_commit(State::Impl& state, int root, const ProcessSet& set) {
   const bool gives = rank() == root;
   std::vector<std::byte> live;
   if (gives) save(state.items, live, is_live);
@@ -376,7 +376,7 @@ void Worker::receive_state(const member::Assign& assign) {
   const ProcessSet set =
       all ? ProcessSet()
           : add_process_set(std::move(ranks), {.by_members = true, .name = "hvd.elastic.state"});
-  if (!hand_over(state_, root, set)) {
+  if (!broadcast_commit(state_, root, set)) {
     // The coordinator will detect that this rank's state differs from the others', and replace it.
     HVD_LOG(kError) << "the state received from rank " << root << " has a wrong checksum";
   }
@@ -450,7 +450,7 @@ void run_once(State::Impl& state, const std::function<void()>& function,
   if (change.new_rank == 0 && options.load) options.load();
   if (change.new_size > 1) {
     state.save_commit();
-    if (!hand_over(state, 0, ProcessSet())) {
+    if (!broadcast_commit(state, 0, ProcessSet())) {
       throw Error(
           "hvd::elastic::run: the state received from rank 0 has a wrong checksum; test the "
           "memory and the network of the host");

@@ -189,7 +189,7 @@ class Carrier {
   virtual void progress() = 0;
   /// True if an announced message is complete when the receiver first polls. If false, sender and
   /// receiver must poll until it is, because no doorbell rings for the later parts.
-  virtual bool hands_over_at_once() const noexcept = 0;
+  virtual bool delivers_at_once() const noexcept = 0;
 
   /// True if a message to a rank whose process has ended is harmless, even without a connection.
   virtual bool may_send_to_lost() const noexcept = 0;

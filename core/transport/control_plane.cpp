@@ -91,7 +91,7 @@ class MessageControlPlane final : public control::ControlPlane {
   bool rung_by_all() const noexcept override { return node_->rung_by_all(); }
   bool may_send_to_lost() const noexcept override { return carrier_->may_send_to_lost(); }
   bool needs_polling() const noexcept override {
-    return !rung_by_all() || (!carrier_->hands_over_at_once() && (busy() || !node_->inbox_empty()));
+    return !rung_by_all() || (!carrier_->delivers_at_once() && (busy() || !node_->inbox_empty()));
   }
   bool quiet() const noexcept override { return rung_by_all() && !busy() && node_->inbox_empty(); }
 
@@ -167,7 +167,7 @@ MessageControlPlane::~MessageControlPlane() {
     // are needed to make the connection.
     const bool lingers = accused_ && !rung_by_all();
     if (carrier_->active() && (lingers || (!carrier_->failed() && sends()))) {
-      const bool waits_for_others = left_in_order_ && !lingers && !carrier_->hands_over_at_once();
+      const bool waits_for_others = left_in_order_ && !lingers && !carrier_->delivers_at_once();
       const Duration limit = waits_for_others ? Duration(kConnectTime) : Duration(kFlushTime);
       poll_until(std::chrono::steady_clock::now() + limit, [&] {
         if (!lingers) {
@@ -247,7 +247,7 @@ void MessageControlPlane::retire_sends() {
 
 void MessageControlPlane::heartbeat(TimePoint now) noexcept {
   node_->control_segment().heartbeat(now);
-  if (carrier_->hands_over_at_once() || !carrier_->active()) return;
+  if (carrier_->delivers_at_once() || !carrier_->active()) return;
   try {
     carrier_->progress();  // a message reported as sent may still wait for buffer space
   } catch (...) {

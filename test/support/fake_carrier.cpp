@@ -15,7 +15,7 @@ using message::MemoryRelease;
 using message::ProbedMessage;
 using message::Tag;
 
-void FakeNetwork::hand_over(Sent& from, const Posted& to) {
+void FakeNetwork::deliver(Sent& from, const Posted& to) {
   const std::size_t bytes = std::min(from.bytes.size(), to.room.size());
   if (bytes > 0) std::memcpy(to.room.data(), from.bytes.data(), bytes);
   *to.receiver = {.done = true, .bytes = from.bytes.size()};
@@ -41,7 +41,7 @@ class FakeRequests final : public message::Requests {
     const auto waiting = std::find_if(there.posted.begin(), there.posted.end(),
                                       [tag](const auto& posted) { return posted.tag == tag; });
     if (waiting != there.posted.end()) {
-      FakeNetwork::hand_over(message, *waiting);
+      FakeNetwork::deliver(message, *waiting);
       there.posted.erase(waiting);
       return;
     }
@@ -63,7 +63,7 @@ class FakeRequests final : public message::Requests {
       here.posted.push_back(posted);
       return;
     }
-    FakeNetwork::hand_over(*waiting, posted);
+    FakeNetwork::deliver(*waiting, posted);
     here.sent.erase(waiting);
   }
 
@@ -72,7 +72,7 @@ class FakeRequests final : public message::Requests {
     auto& matched = network_->mailbox(rank_).matched;
     const auto found = matched.find(arrival.handle);
     if (found == matched.end()) throw Error("fake: a probed message was received twice");
-    FakeNetwork::hand_over(found->second, {.room = room, .receiver = begin(slot)});
+    FakeNetwork::deliver(found->second, {.room = room, .receiver = begin(slot)});
     ends_[slot]->source = arrival.source;
     matched.erase(found);
   }
@@ -180,7 +180,7 @@ class FakeCarrier final : public message::Carrier {
     return arrival;
   }
   void progress() override { ++network_->progressed_; }
-  bool hands_over_at_once() const noexcept override { return network_->hands_over_at_once; }
+  bool delivers_at_once() const noexcept override { return network_->delivers_at_once; }
   bool may_send_to_lost() const noexcept override { return network_->may_send_to_lost; }
   bool active() const noexcept override { return true; }
   void farewell() noexcept override { ++network_->farewells_; }

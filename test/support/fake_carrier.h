@@ -42,7 +42,7 @@ class FakeNetwork : public std::enable_shared_from_this<FakeNetwork> {
   int stalled_source = -1;
   /// No message under way completes, and no connection breaks.
   bool stalled = false;
-  bool hands_over_at_once = true;
+  bool delivers_at_once = true;
   bool may_send_to_lost = true;
   int max_process_sets = message::kMaxProcessSets;
 
@@ -88,7 +88,7 @@ class FakeNetwork : public std::enable_shared_from_this<FakeNetwork> {
   FakeNetwork(int size, std::uint32_t generation)
       : generation_(generation), mailboxes_(static_cast<std::size_t>(size)) {}
   Mailbox& mailbox(int rank) noexcept { return mailboxes_[static_cast<std::size_t>(rank)]; }
-  static void hand_over(Sent& from, const Posted& to);
+  static void deliver(Sent& from, const Posted& to);
 
   const std::uint32_t generation_;
   std::mutex mutex_;

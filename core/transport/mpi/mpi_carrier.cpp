@@ -160,7 +160,7 @@ class MpiCarrier final : public message::Carrier {
   std::optional<ProbedMessage> probe(Tag tag) override;
   void progress() override;
 
-  bool hands_over_at_once() const noexcept override { return true; }  // on one host
+  bool delivers_at_once() const noexcept override { return true; }  // on one host
   /// Open MPI may end a process whose new connection is refused.
   bool may_send_to_lost() const noexcept override { return false; }
   bool active() const noexcept override { return is_active(); }

@@ -262,7 +262,7 @@ class UcxCarrier final : public message::Carrier {
     connections_->require_all_connected(concerns);
   }
   void progress() override;
-  bool hands_over_at_once() const noexcept override { return false; }
+  bool delivers_at_once() const noexcept override { return false; }
   bool may_send_to_lost() const noexcept override { return true; }
 
   bool active() const noexcept override {

@@ -106,7 +106,7 @@ void GradientExchange::submit_bucket(GradientUnit& unit, Progress progress) {
     for (const std::size_t i : unit.members) {
       ReducedParameter& parameter = parameters_[i];
       // A parameter without a gradient contributes zeros.
-      if (parameter.active() && !readiness_.handed_over(i)) parameter.place(how_);
+      if (parameter.active() && !readiness_.marked_ready(i)) parameter.place(how_);
     }
   }
   begin_after_current_stream(unit.bucket->submission());
@@ -373,7 +373,7 @@ void HookedBuckets::start(std::size_t index, GradientUnit& unit,
     if (!parameter.active()) continue;
     if (!in_bucket) {
       call.rows.push_back(row_of(parameter.gather(how_)));
-    } else if (!readiness.handed_over(i)) {
+    } else if (!readiness.marked_ready(i)) {
       parameter.place(how_);
     }
     bucket.parameters.push_back(parameter.name());

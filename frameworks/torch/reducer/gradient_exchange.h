@@ -57,7 +57,7 @@ class HookedBuckets {
       : how_(how), parameters_(parameters) {}
 
   /// Calls the hook, unless the whole unit is frozen. @param index of the unit
-  /// @param readiness gradients that are not handed over are used as they are now
+  /// @param readiness gradients that are not marked ready are used as they are now
   void start(std::size_t index, GradientUnit& unit, const GradientReadiness& readiness);
   /// Waits for all units for which the hook was called, in that order, and makes the results the
   /// gradients.

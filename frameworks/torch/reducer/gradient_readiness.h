@@ -40,7 +40,7 @@ class GradientReadiness {
   /// Undoes mark_ready().
   void withdraw(std::size_t gradient);
   /// Whether mark_ready() was called in this cycle.
-  bool handed_over(std::size_t gradient) const {
+  bool marked_ready(std::size_t gradient) const {
     return gradients_[gradient].phase != Phase::kIdle;
   }
   /// Whether every expected gradient of the unit is ready, and not held.
@@ -49,7 +49,7 @@ class GradientReadiness {
   bool last_unit(std::size_t unit) const;
   void mark_submitted(std::size_t unit);
 
-  /// Whether a gradient has been handed over or submitted in this cycle.
+  /// Whether a gradient has been marked ready or submitted in this cycle.
   bool in_cycle() const { return !arrivals_.empty() || !submitted_.empty(); }
   std::vector<std::size_t> units_left() const;
   /// In order of submission.

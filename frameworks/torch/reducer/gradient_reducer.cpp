@@ -179,7 +179,7 @@ bool GradientReducer::before_accumulate(std::size_t index) {
     weights_.forget_earlier_passes();
   }
   if (!parameter.has_gradient()) parameter.forget_result();
-  if (!readiness_.handed_over(index)) {
+  if (!readiness_.marked_ready(index)) {
     refuse_scattered(parameter);
     weights_.count_pass();
     if (keeps_results() && parameter.holds_result()) parameter.keep_result();
@@ -218,7 +218,7 @@ void GradientReducer::keep_results() {
   if (!keeps_results()) return;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     ReducedParameter& parameter = parameters_[i];
-    if (!parameter.active() || readiness_.handed_over(i)) continue;
+    if (!parameter.active() || readiness_.marked_ready(i)) continue;
     if (parameter.holds_untouched_result() || (reached_ && parameter.holds_result()))
       parameter.keep_result();
   }
@@ -231,7 +231,7 @@ void GradientReducer::after_accumulate(std::size_t index, const variable_list& g
   if (no_sync_depth_->load() > 0) return;
   if (!readiness_.count_pass(index)) return;
   try {
-    hand_over(index, gradients);
+    prepare_gradient(index, gradients);
     // Before the ranks have compared their parameters, another rank might not have this parameter.
     const std::size_t unit = readiness_.unit_of(index);
     // Before they have agreed on a reference, weighted gradients cannot be sent.
@@ -245,7 +245,7 @@ void GradientReducer::after_accumulate(std::size_t index, const variable_list& g
   }
 }
 
-void GradientReducer::hand_over(std::size_t index, const variable_list& gradients) {
+void GradientReducer::prepare_gradient(std::size_t index, const variable_list& gradients) {
   ReducedParameter& parameter = parameters_[index];
   if (!readiness_.in_cycle() && units_.follow_parameters()) readiness_.set_units(units_.members());
   units_[readiness_.unit_of(index)].stream.follow(parameter.tensor());
@@ -279,7 +279,7 @@ void GradientReducer::submit_rest() {
   keep_results();
   if (how_.error_if_nonfinite) {
     for (std::size_t i = 0; i < parameters_.size(); ++i) {
-      if (parameters_[i].active() && !readiness_.handed_over(i))
+      if (parameters_[i].active() && !readiness_.marked_ready(i))
         finite_.inspect(i, parameters_[i].tensor().grad());
     }
   }

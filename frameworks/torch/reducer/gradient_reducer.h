@@ -33,7 +33,7 @@ using SharedReducer = c10::Synchronized<std::unique_ptr<GradientReducer>>;
 /// Reduces the gradients of one optimizer wrapper, by calling its parts in the right order. See
 /// docs/architecture.md, "From a gradient to a step".
 ///
-/// A cycle is a step: it begins with the first gradient that is handed over, and ends in
+/// A cycle is a step: it begins with the first gradient that is ready, and ends in
 /// synchronize() or is discarded. synchronize() submits the remaining gradients, with zeros for
 /// parameters without a gradient, so that every rank submits the same set.
 ///
@@ -145,7 +145,7 @@ class GradientReducer {
   void after_accumulate(std::size_t index, const torch::autograd::variable_list& gradients);
   void refuse_create_graph(const ReducedParameter& parameter) const;
   void refuse_capture(const ReducedParameter& parameter) const;
-  void hand_over(std::size_t index, const torch::autograd::variable_list& gradients);
+  void prepare_gradient(std::size_t index, const torch::autograd::variable_list& gradients);
   void submit_rest();
   bool was_reset() const;
   void refuse_scattered(const ReducedParameter& parameter) const;

@@ -283,7 +283,7 @@ void ReducedParameter::choose_sent(const GradientReduction& how) {
     detect_sharing({});
   } else if (!sent_.is_same(guarded_) && guarded_.layout() == torch::kStrided &&
              agreed_.value_or(0) == 0) {
-    sent_ = guarded_;  // the program has replaced the gradient that was handed over
+    sent_ = guarded_;  // the program has replaced the gradient that was marked ready
   }
 }
 

@@ -129,7 +129,7 @@ TEST_P(GradientExchangeTest, SubmitsZerosInPlaceOfOldGradients) {
   EXPECT_TRUE(step.gradient_is(1, 1));
 }
 
-TEST_P(GradientExchangeTest, AGradientThatWasNotHandedOverGoesWithTheRest) {
+TEST_P(GradientExchangeTest, AGradientThatWasNotReadyGoesWithTheRest) {
   step.set(1, 5);  // as under no_sync()
   step.produce(0);
   step.finish();

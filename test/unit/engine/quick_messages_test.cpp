@@ -358,7 +358,7 @@ TEST(QuickMessages, ASenderWhoseMessageIsBeingReadDrivesTheEngine) {
     });
     int steps = 0;
     const auto step = [&] {
-      EXPECT_TRUE(quick.hands_over());
+      EXPECT_TRUE(quick.waits_for_reader());
       if (++steps < 3) return true;
       receiver.join();
       if (!lost) box.end(received);
@@ -367,7 +367,7 @@ TEST(QuickMessages, ASenderWhoseMessageIsBeingReadDrivesTheEngine) {
     // The receiver may be too late.
     while (!quick.send(message, step) && steps == 0) continue;
     EXPECT_EQ(steps, 3);
-    EXPECT_FALSE(quick.hands_over());
+    EXPECT_FALSE(quick.waits_for_reader());
     EXPECT_EQ(received, filled(lost ? 0 : 1));
   }
 }

@@ -476,7 +476,7 @@ TEST_F(CoordinatorTest, ExceptionsInARowAtTheSameOrAnEarlierCommitEndTheJob) {
   EXPECT_EQ(coordinator_->failure(), "rank 1 (worker 10 on a) at commit 6: no such file");
 }
 
-TEST_F(CoordinatorTest, AStateThatDiffersAfterTheHandOverIsNotRunWith) {
+TEST_F(CoordinatorTest, AStateThatDiffersAfterTheBroadcastIsNotRunWith) {
   run(3);
   coordinator_->receive(1, Failed{.generation = 1, .cause = "mismatch"}, now_);
   for (const WorkerId id : {1, 2, 3}) whole(id, 4);

@@ -117,7 +117,7 @@ TEST(MessageControlPlane, RingsForAMessageAndAgainWhenALateOneIsSent) {
 TEST(MessageControlPlane, PollsForAnAnnouncedMessageUntilItArrives) {
   Job job(2);
   for (const bool at_once : {true, false}) {
-    job.network->hands_over_at_once = at_once;
+    job.network->delivers_at_once = at_once;
     EXPECT_FALSE(job[0].needs_polling());
     const int progressed = job.network->progressed();
     job[1].heartbeat(TimePoint());
@@ -182,7 +182,7 @@ TEST(MessageControlPlane, CancelsItsMessagesWhenItLeaves) {
 TEST(MessageControlPlane, LeavesInOrderOnlyWhenALateRankHasItsMessages) {
   Job job(2);
   job.network->eager_bytes = 0;
-  job.network->hands_over_at_once = false;
+  job.network->delivers_at_once = false;
   job[1].send(0, numbered(1));
   job[1].farewell();
   std::thread leaving([&] { job.planes[1].reset(); });
@@ -291,7 +291,7 @@ class ConnectingCarrier final : public Carrier {
   }
   bool connecting() const noexcept override { return polls < polls_needed; }
   void progress() override { ++polls; }
-  bool hands_over_at_once() const noexcept override { return carrier_->hands_over_at_once(); }
+  bool delivers_at_once() const noexcept override { return carrier_->delivers_at_once(); }
   bool may_send_to_lost() const noexcept override { return carrier_->may_send_to_lost(); }
   bool active() const noexcept override { return carrier_->active(); }
   void farewell() noexcept override { carrier_->farewell(); }

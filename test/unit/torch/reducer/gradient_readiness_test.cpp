@@ -40,7 +40,7 @@ TEST_F(GradientReadinessTest, WhatIsNotExpectedHoldsNothingUp) {
   EXPECT_TRUE(readiness.unit_ready(1));
   readiness.mark_submitted(1);
   EXPECT_EQ(submitted(), Indices{2});
-  EXPECT_FALSE(readiness.handed_over(1));
+  EXPECT_FALSE(readiness.marked_ready(1));
 }
 
 TEST_F(GradientReadinessTest, WaitsForNewlyExpectedGradientsAfterAnUpdate) {
@@ -55,7 +55,7 @@ TEST_F(GradientReadinessTest, WaitsForNewlyExpectedGradientsAfterAnUpdate) {
 TEST_F(GradientReadinessTest, AHeldGradientIsLeftForSynchronize) {
   readiness.mark_ready(1, true);
   readiness.mark_ready(2, false);
-  EXPECT_TRUE(readiness.handed_over(1));
+  EXPECT_TRUE(readiness.marked_ready(1));
   EXPECT_FALSE(readiness.unit_ready(1));
   EXPECT_EQ(readiness.units_left(), (Indices{0, 1, 2}));
 }
@@ -65,7 +65,7 @@ TEST_F(GradientReadinessTest, AWithdrawnGradientMayComeAgain) {
   readiness.mark_ready(2, false);
   EXPECT_TRUE(readiness.unit_ready(1));
   readiness.withdraw(1);
-  EXPECT_FALSE(readiness.handed_over(1));
+  EXPECT_FALSE(readiness.marked_ready(1));
   EXPECT_FALSE(readiness.unit_ready(1));
   readiness.mark_ready(1, false);
   EXPECT_TRUE(readiness.unit_ready(1));
@@ -141,7 +141,7 @@ TEST_F(GradientReadinessTest, NothingOfACycleIsLeftInTheNext) {
   EXPECT_TRUE(readiness.order_of_arrival().empty());
   EXPECT_EQ(readiness.units_left(), (Indices{0, 1, 2}));
   EXPECT_FALSE(readiness.count_pass(0));
-  for (const std::size_t i : {0, 1, 2}) EXPECT_FALSE(readiness.handed_over(i)) << i;
+  for (const std::size_t i : {0, 1, 2}) EXPECT_FALSE(readiness.marked_ready(i)) << i;
   for (const std::size_t u : {0, 1, 2}) EXPECT_FALSE(readiness.unit_ready(u)) << u;
 }
 
@@ -153,7 +153,7 @@ TEST_F(GradientReadinessTest, OtherUnitsLeaveGradientsAsTheyAre) {
   EXPECT_EQ(readiness.unit_of(0), 1U);
   EXPECT_EQ(readiness.unit_of(3), 0U);
   EXPECT_EQ(readiness.units_left(), (Indices{0, 1}));
-  EXPECT_TRUE(readiness.handed_over(0));
+  EXPECT_TRUE(readiness.marked_ready(0));
   EXPECT_TRUE(readiness.count_pass(2));
   readiness.mark_ready(1, false);
   EXPECT_TRUE(readiness.unit_ready(1));
