@@ -135,7 +135,7 @@ void MemberLink::carry_out() {
 }
 
 void MemberLink::carry_out(const member::MemberAction& action) {
-  if (const auto* const tell = std::get_if<member::Tell>(&action)) return send(tell->message);
+  if (const auto* const out = std::get_if<member::Send>(&action)) return send(out->message);
   if (const auto* const leave = std::get_if<member::Leave>(&action)) {
     leave_ = leave->cause;
     interruption_ = leave->cause;

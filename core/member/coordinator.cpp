@@ -56,7 +56,7 @@ void Coordinator::handle(WorkerId id, Worker& worker, const Join& join, TimePoin
                                     join.program, "'; start the same program everywhere");
     worker.status = WorkerState::kDismissed;
     notes_.push_back(text("worker ", id, " on ", worker.host, " was refused: ", reason));
-    return tell(id, Refused{reason});
+    return send(id, Refused{reason});
   }
   worker.status = WorkerState::kCandidate;
   worker.since = now;
@@ -187,7 +187,7 @@ void Coordinator::worker_leaves(WorkerId id, bool leaves, TimePoint now) {
 
 void Coordinator::ask(WorkerId id, Worker& worker, const std::string& cause) {
   worker.asked = wanted_;
-  tell(id, Reset{wanted_, cause});
+  send(id, Reset{wanted_, cause});
 }
 
 void Coordinator::clear_answers() {
@@ -315,7 +315,7 @@ void Coordinator::dismiss_leavers() {
     Worker& worker = workers_.at(id);
     worker.status = WorkerState::kDismissed;
     worker.ready.reset();
-    tell(id, End{});
+    send(id, End{});
   }
 }
 
@@ -370,7 +370,7 @@ void Coordinator::assign(Regroup next, TimePoint now) {
     worker.status = WorkerState::kMember;
     if (worker.serial == 0) worker.serial = ++serials_;
     worker.at_end = false;
-    tell(seat.worker, assigned_);
+    send(seat.worker, assigned_);
   }
   for (auto& [id, worker] : workers_)
     if (worker.status == WorkerState::kCandidate) worker.late = !worker.ready;
@@ -398,7 +398,7 @@ void Coordinator::try_go(TimePoint now) {
   phase_ = Phase::kRunning;
   since_ = now;
   running_ = wanted_;
-  for (const Seat& seat : assigned_.seats) tell(seat.worker, Go{wanted_});
+  for (const Seat& seat : assigned_.seats) send(seat.worker, Go{wanted_});
   window_.reset();
   if (count(WorkerState::kCandidate) > 0) window_ = now;
   consider_change(now);
@@ -416,7 +416,7 @@ void Coordinator::finish(Outcome outcome) {
     const bool connected =
         worker.status == WorkerState::kMember || worker.status == WorkerState::kCandidate;
     if (outcome == Outcome::kComplete && connected) {
-      tell(id, End{});
+      send(id, End{});
     } else {
       actions_.emplace_back(Kill{id, "the job has ended"});
     }

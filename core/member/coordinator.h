@@ -192,7 +192,7 @@ class Coordinator {
   void check_collecting(TimePoint now);
   bool needs_answer(const Worker&) const;
 
-  void tell(WorkerId to, ToWorker message) {
+  void send(WorkerId to, ToWorker message) {
     actions_.emplace_back(Deliver{to, std::move(message)});
   }
   int count(WorkerState) const;

@@ -50,7 +50,7 @@ void Coordinator::check_silence(TimePoint now) {
       silent.push_back(id);
     } else if (begins || now - std::max(worker.heard, worker.pinged) >= limit(Limit::kPing)) {
       worker.pinged = now;
-      tell(id, Ping{});
+      send(id, Ping{});
     }
   }
   for (const WorkerId id : silent)
@@ -144,7 +144,7 @@ void Coordinator::dismiss_candidates() {
   for (auto& [id, worker] : workers_) {
     if (worker.status != WorkerState::kCandidate || !is_leaving(worker)) continue;
     worker.status = WorkerState::kDismissed;
-    tell(id, End{});
+    send(id, End{});
   }
 }
 
@@ -153,7 +153,7 @@ void Coordinator::begin_change(TimePoint now) {
   for (auto& [id, worker] : workers_) {
     if (worker.status != WorkerState::kMember) continue;
     worker.begun.reset();
-    tell(id, Prepare{changes_, wanted_});
+    send(id, Prepare{changes_, wanted_});
   }
 }
 
@@ -171,7 +171,7 @@ void Coordinator::try_target(TimePoint now) {
   complete_since_.reset();
   clear_answers();
   for (auto& [id, worker] : workers_) {
-    if (worker.status == WorkerState::kMember) tell(id, *change_->target);
+    if (worker.status == WorkerState::kMember) send(id, *change_->target);
     if (worker.status == WorkerState::kCandidate) ask(id, worker, "a change in order");
   }
 }

@@ -10,7 +10,7 @@ namespace hvd::member {
 void Member::join() {
   HVD_EXPECT(phase_ == Phase::kOutside, "a worker joins once");
   phase_ = Phase::kCandidate;
-  tell(Join{program_});
+  send(Join{program_});
 }
 
 void Member::receive(const ToWorker& message) {
@@ -45,7 +45,7 @@ void Member::announce(Generation generation) {
   wanted_ = generation;
   ready_.generation = generation;
   phase_ = Phase::kReady;
-  tell(ready_);
+  send(ready_);
 }
 
 void Member::handle(const Assign& assign) {
@@ -66,7 +66,7 @@ void Member::synced(Generation generation, StateSummary state) {
   if (phase_ != Phase::kForming || generation != generation_) return;
   begun_ = state.commit;
   phase_ = Phase::kSynced;
-  tell(Synced{generation, state});
+  send(Synced{generation, state});
 }
 
 void Member::handle(const Go& go) {
@@ -80,12 +80,12 @@ void Member::failed(std::optional<WorkerId> accused, std::string cause) {
       phase_ != Phase::kAtEnd)
     return;
   phase_ = Phase::kFailed;
-  tell(Failed{generation_, accused, std::move(cause)});
+  send(Failed{generation_, accused, std::move(cause)});
 }
 
 void Member::report_exception(Commit commit, std::string cause) {
   if (generation_ > 0 && phase_ != Phase::kOver)
-    tell(ProgramFailed{generation_, commit, std::move(cause)});
+    send(ProgramFailed{generation_, commit, std::move(cause)});
 }
 
 void Member::at_end() {
@@ -93,7 +93,7 @@ void Member::at_end() {
              "the program's function was entered");
   if (phase_ != Phase::kRunning) return;
   phase_ = Phase::kAtEnd;
-  tell(AtEnd{generation_});
+  send(AtEnd{generation_});
 }
 
 void Member::handle(const Prepare& prepare) {
@@ -101,7 +101,7 @@ void Member::handle(const Prepare& prepare) {
   if (!runs || prepare.generation != generation_) return;
   change_ = prepare.change;
   answered_ = begun_;
-  tell(Begun{prepare.change, begun_});
+  send(Begun{prepare.change, begun_});
 }
 
 void Member::handle(const Target& target) {
@@ -143,7 +143,7 @@ void Member::handle(const End&) {
   actions_.emplace_back(Finish{});
 }
 
-void Member::handle(const Ping&) { tell(Pong{}); }
+void Member::handle(const Ping&) { send(Pong{}); }
 
 void Member::handle(const Refused& refused) {
   phase_ = Phase::kOver;

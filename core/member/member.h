@@ -14,7 +14,7 @@ namespace hvd::member {
 // Actions for the process of a worker to carry out.
 
 /// Send the message to the coordinator.
-struct Tell {
+struct Send {
   ToCoordinator message = {};
 };
 /// End the runtime of the generation with this cause, so that blocked calls throw. Then call
@@ -40,7 +40,7 @@ struct Finish {};
 struct Exit {
   std::string cause = {};
 };
-using MemberAction = std::variant<Tell, Leave, Form, Run, Wake, Finish, Exit>;
+using MemberAction = std::variant<Send, Leave, Form, Run, Wake, Finish, Exit>;
 
 /// The worker's side of membership. The carrier of its messages calls receive() and disconnected(),
 /// the process calls the other functions, and both carry out take_actions() afterwards, in order.
@@ -124,7 +124,7 @@ class Member {
   void handle(const Ping&);
   void handle(const Refused&);
 
-  void tell(ToCoordinator message) { actions_.emplace_back(Tell{std::move(message)}); }
+  void send(ToCoordinator message) { actions_.emplace_back(Send{std::move(message)}); }
   void announce(Generation);
   const WorkerId own_;
   const std::string program_;

@@ -395,7 +395,7 @@ void Worker::make_state(const member::Assign& assign) {
   }
   receive_state(assign);
   if (!state_.has_state) return;
-  state_.go_back();
+  state_.restore_commit();
   state_.confirm();
 }
 
@@ -455,7 +455,7 @@ void run_once(State::Impl& state, const std::function<void()>& function,
           "hvd::elastic::run: the state received from rank 0 has a wrong checksum; test the "
           "memory and the network of the host");
     }
-    state.go_back();
+    state.restore_commit();
   }
   state.committed = {};
   state.spare = {};

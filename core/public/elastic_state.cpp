@@ -76,7 +76,7 @@ std::uint64_t State::Impl::committed_hash() const {
   return *known_hash;
 }
 
-void State::Impl::go_back() const {
+void State::Impl::restore_commit() const {
   load(items, committed.replicated, is_copied);
   load(items, committed.own, is_own);
 }

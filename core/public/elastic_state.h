@@ -42,7 +42,7 @@ struct State::Impl {
   /// The hash of the last commit's replicated part, which is computed once.
   std::uint64_t committed_hash() const;
   /// Restores the copied items from the last commit.
-  void go_back() const;
+  void restore_commit() const;
   /// Notifies all items that the current state is that of the last commit.
   void confirm() const;
   member::StateSummary summary() const;

@@ -289,8 +289,8 @@ bool MemberWorld::reachable(const Process& a, const Process& b) const {
 
 // The work of a process.
 
-void MemberWorld::act(Process& process, const Tell& tell) {
-  const wire::Bytes bytes = encode(tell.message);
+void MemberWorld::act(Process& process, const Send& send) {
+  const wire::Bytes bytes = encode(send.message);
   up(process.host, [this, id = process.id, bytes] {
     coordinator_->receive(id, decode_to_coordinator(bytes), now_);
   });

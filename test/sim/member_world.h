@@ -130,7 +130,7 @@ class MemberWorld {
   void act(Process&, const Wake&);
   void act(Process&, const Finish&);
   void act(Process&, const Exit&);
-  void act(Process&, const Tell&);
+  void act(Process&, const Send&);
   void leave(Process&, bool forced);
   void break_connections(const Process&);
   void receive_state(Process&);

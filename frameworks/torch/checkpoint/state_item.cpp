@@ -363,7 +363,7 @@ std::function<void()> GeneratorItem::decode(std::string_view bytes) {
   return [this, state, position] {
     const std::lock_guard lock(generator_.mutex());
     generator_.set_state(state);
-    if (position) CommitSeeds::instance().go_to(*position);
+    if (position) CommitSeeds::instance().set_position(*position);
   };
 }
 
@@ -391,7 +391,7 @@ std::function<void()> GeneratorItem::decode_for_new_rank(std::string_view bytes,
   return [this, seed = seed_for(bytes, rank), position] {
     const std::lock_guard lock(generator_.mutex());
     generator_.set_current_seed(seed);
-    if (position) CommitSeeds::instance().go_to(*position);
+    if (position) CommitSeeds::instance().set_position(*position);
   };
 }
 

@@ -37,7 +37,7 @@ class CommitSeeds {
     return used_ ? std::optional(base_ + commits_) : std::nullopt;
   }
   /// Sets the position of the current streams; the next commit has the position after it.
-  void go_to(std::uint64_t position) { base_ = position - commits_; }
+  void set_position(std::uint64_t position) { base_ = position - commits_; }
   /// Makes the next commit keep the current position.
   void hold() { --base_; }
 

@@ -93,7 +93,7 @@ torch::Tensor DistributedOptimizer::step_and_combine(const Optimizer::LossClosur
   std::vector<Trained> all;
   for (const torch::Tensor& parameter : all_parameters())
     all.push_back({parameter, parameter.detach().clone(), {}});
-  const auto go_back = [&] {
+  const auto restore = [&] {
     for (const Trained& trained : all) trained.parameter.detach().copy_(trained.before);
   };
   const auto give_back_gradients = [&] {
@@ -103,7 +103,7 @@ torch::Tensor DistributedOptimizer::step_and_combine(const Optimizer::LossClosur
   try {
     loss = closure ? optimizer_.step(closure) : optimizer_.step();
   } catch (...) {
-    go_back();
+    restore();
     throw;
   }
   const torch::NoGradGuard no_grad;
@@ -112,7 +112,7 @@ torch::Tensor DistributedOptimizer::step_and_combine(const Optimizer::LossClosur
     trained.gradient = gradient;
     if (gradient.defined()) gradient = trained.parameter.detach() - trained.before;
   }
-  go_back();  // the ranks compare the parameters as they were before the step
+  restore();  // the ranks compare the parameters as they were before the step
   try {
     gradients_->synchronize();
   } catch (...) {

@@ -112,7 +112,7 @@ class Worker {
   }
   void have_faults(Commit commit);
   void act();
-  void act(const member::Tell& tell);
+  void act(const member::Send& send);
   void act(const member::Leave& leave);
   void act(const member::Form& form);
   void act(const member::Run& run);
@@ -198,8 +198,8 @@ void Worker::act() {
       std::visit([this](const auto& which) { act(which); }, action);
 }
 
-void Worker::act(const member::Tell& tell) {
-  const std::string bytes = frame_member_message(member::encode(tell.message));
+void Worker::act(const member::Send& send) {
+  const std::string bytes = frame_member_message(member::encode(send.message));
   std::size_t sent = 0;
   while (sent < bytes.size()) {
     const ssize_t count = ::send(fd_, bytes.data() + sent, bytes.size() - sent, MSG_NOSIGNAL);

@@ -31,7 +31,7 @@ class MemberTest : public ::testing::Test {
   }
   template <class Message>
   Message take_message() {
-    return std::get<Message>(take<Tell>().message);
+    return std::get<Message>(take<Send>().message);
   }
   void expect_nothing() { EXPECT_THAT(member_.take_actions(), IsEmpty()); }
 
