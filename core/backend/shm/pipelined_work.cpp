@@ -81,15 +81,14 @@ void PipelinedWork::run_filled(std::span<std::byte> out) {
   pipeline_.end_filled();
 }
 
-// An empty span stands for a tensor that no other member accesses. It may be anywhere, so any valid
-// offset will do.
+// The memory of an empty tensor may be anywhere, so any valid offset will do.
 std::int64_t PipelinedWork::offset_of(std::span<const std::byte> tensor) const noexcept {
   return tensor.empty() ? 0 : channel_->offset_of(tensor.data(), tensor.size());
 }
 
 void PipelinedWork::offer(std::span<const std::byte> in, std::span<const std::byte> out) noexcept {
   offers_ = true;
-  offered_input_ = offset_of(in);
+  offered_input_ = in.empty() && out.empty() ? kNoTensors : offset_of(in);
   offered_output_ = offset_of(out);
 }
 
@@ -147,7 +146,9 @@ void PipelinedWork::fill_or_offer(std::uint64_t round) {
   if (!offers_ || round > 0) return fill(round - skipped_);
   input_at(rank()) = offered_input_;
   output_at(rank()) = offered_output_;
-  offered_by(rank()) ? fill_in_place() : fill(0);
+  const Offer own = offer_of(rank());
+  if (own != Offer::kRefuses) fill_in_place();
+  if (own != Offer::kTensors) fill(0);
 }
 
 /// @return whether all bytes are processed
@@ -184,19 +185,24 @@ void PipelinedWork::reduce_to(std::span<std::byte* const> destinations, std::siz
   kernels::streaming_fence();
 }
 
-bool PipelinedWork::offered_by(std::size_t member) noexcept {
-  return input_at(member) >= 0 && output_at(member) >= 0 && channel_->info(member).reaches_all;
+PipelinedWork::Offer PipelinedWork::offer_of(std::size_t member) noexcept {
+  if (!channel_->info(member).reaches_all) return Offer::kRefuses;
+  if (input_at(member) == kNoTensors) return Offer::kNoTensors;
+  return input_at(member) >= 0 && output_at(member) >= 0 ? Offer::kTensors : Offer::kRefuses;
 }
 
 // Called when all members have filled the first round and published their offsets.
 void PipelinedWork::choose_place() {
-  std::size_t offers = 0;
-  for (std::size_t member = 0; member < members(); ++member) offers += offered_by(member) ? 1 : 0;
-  in_place_ = offers == members();
+  bool tensors = false;
+  in_place_ = true;
+  for (std::size_t member = 0; member < members(); ++member) {
+    tensors = tensors || offer_of(member) == Offer::kTensors;
+    in_place_ = in_place_ && offer_of(member) != Offer::kRefuses;
+  }
   // With the rules that have a copy_out() phase, the Work ends only after all members have
   // finished. They access the tensors of this member until then.
   if (in_place_) return pipeline_.set_rules(kForAll);
-  skipped_ = offers > 0 ? 1 : 0;
+  skipped_ = tensors ? 1 : 0;
   pipeline_.set_rounds(rounds_ + skipped_);
 }
 

@@ -15,8 +15,8 @@ namespace hvd::shm {
 
 /// A collective in rounds of at most one buffer per member. See run() for the phases.
 ///
-/// Before the first round is reduced, every member publishes the offsets of its tensors. If all
-/// tensors are in arenas that all members have mapped, the first round is the last:
+/// Before the first round is reduced, every member publishes the offsets of its tensors that others
+/// access. If all these are in arenas that all members have mapped, the first round is the last:
 /// reduce_in_place() runs instead of reduce(), and no buffer is used. If only some members' tensors
 /// are in such arenas, these members have not filled their buffers, and the data rounds begin after
 /// the first round. All members read the same offsets and therefore make the same decision.
@@ -98,7 +98,8 @@ class PipelinedWork : public Work {
   }
   void set_rounds(std::uint64_t rounds) noexcept { rounds_ = rounds; }
   /// Offers this member's tensors for work in place. Empty: the other members do not access that
-  /// tensor.
+  /// tensor. A member without tensors works in place if all others do; otherwise it has filled its
+  /// buffer, as the members that refuse.
   void offer(std::span<const std::byte> in, std::span<const std::byte> out = {}) noexcept;
   /// Adds data rounds. May be called only in round 0.
   void add_rounds(std::uint64_t more) noexcept { pipeline_.set_rounds(pipeline_.rounds() + more); }
@@ -121,6 +122,9 @@ class PipelinedWork : public Work {
   std::span<std::byte> out_;
 
  private:
+  /// Published as the offset of the input by a member none of whose tensors others access.
+  static constexpr std::int64_t kNoTensors = -2;
+
   void start();
   bool run(segment::RoundPhase phase, std::uint64_t round);
   void fill_or_offer(std::uint64_t round);
@@ -133,14 +137,15 @@ class PipelinedWork : public Work {
     return channel_->info(member).output_at[pipeline_.number(0) % 2];
   }
   std::int64_t offset_of(std::span<const std::byte> tensor) const noexcept;
-  /// Whether the member has offered its tensors and so has not filled its buffer.
-  bool offered_by(std::size_t member) noexcept;
+  /// Whether a member works in place, and whether it has filled its buffer. kTensors: it has not.
+  enum class Offer : std::uint8_t { kRefuses, kNoTensors, kTensors };
+  Offer offer_of(std::size_t member) noexcept;
 
   const std::shared_ptr<ShmChannelState> channel_;
   segment::Pipeline pipeline_;
-  std::uint64_t rounds_ = 0;  ///< data rounds
-  bool offers_ = false;       ///< prepare() has called offer(), with tensors at these offsets
-  std::int64_t offered_input_ = 0;
+  std::uint64_t rounds_ = 0;        ///< data rounds
+  bool offers_ = false;             ///< prepare() has called offer(), with tensors at these offsets
+  std::int64_t offered_input_ = 0;  ///< or kNoTensors
   std::int64_t offered_output_ = 0;
   bool started_ = false;
   bool in_place_ = false;

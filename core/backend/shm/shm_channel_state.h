@@ -54,8 +54,9 @@ class ShmChannelState {
   /// A member's data in the segment.
   struct MemberInfo {
     /// Offsets of a collective's tensors in the member's arena; -1: the tensor is outside the
-    /// arena. Valid once the collective's first round is filled. Indexed by the parity of that
-    /// round, because others may still read while the owner begins the next collective.
+    /// arena; see also PipelinedWork::Offer. Valid once the collective's first round is filled.
+    /// Indexed by the parity of that round, because others may still read while the owner begins
+    /// the next collective.
     std::int64_t input_at[2] = {};
     std::int64_t output_at[2] = {};
     /// Alltoall: rounds that this member's data needs, and whether it is too large to be filled

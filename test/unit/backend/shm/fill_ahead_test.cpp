@@ -38,32 +38,42 @@ class FillAheadTest : public ::testing::Test {
     OpKind kind = OpKind::kAllreduce;
     std::array<std::int64_t, kMembers> counts = {count, count, count};
     std::array<std::unique_ptr<Work>, kMembers> works = {};
-    /// Gather, to rank 1, and alltoall: the elements of rank i for rank j, and those of rank j that
-    /// rank i gets.
+    /// Gather, to rank 1, scatter, from rank 1, and alltoall: the elements of rank i for rank j,
+    /// and those of rank j that rank i gets.
     std::array<std::array<std::int64_t, kMembers>, kMembers> sent = {}, received = {};
 
-    bool exchanges() const { return kind == OpKind::kGather || kind == OpKind::kAlltoall; }
-    std::int64_t in() const {
+    bool exchanges() const {
+      return kind == OpKind::kGather || kind == OpKind::kScatter || kind == OpKind::kAlltoall;
+    }
+    std::int64_t all() const {
+      return std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
+    }
+    std::int64_t in(std::size_t rank) const {
+      if (kind == OpKind::kGather) return counts[rank];
+      if (kind == OpKind::kScatter) return rank == 1 ? all() : 0;
       return kind == OpKind::kReducescatter || kind == OpKind::kAlltoall ? 3 * count : count;
     }
     std::int64_t out(std::size_t rank) const {
-      if (kind == OpKind::kReducescatter) return counts[rank];
+      if (kind == OpKind::kReducescatter || kind == OpKind::kScatter) return counts[rank];
       if (kind == OpKind::kAlltoall) return 3 * count;
-      if (kind == OpKind::kGather)
-        return rank == 1 ? std::accumulate(counts.begin(), counts.end(), std::int64_t{0}) : 0;
+      if (kind == OpKind::kGather) return rank == 1 ? all() : 0;
       return kind == OpKind::kAllgather ? 3 * count : count;
     }
-    /// The first element of this rank's share of a reducescatter.
+    /// The first element of this rank's share of a reducescatter or scatter.
     std::size_t begin(std::size_t rank) const {
       return static_cast<std::size_t>(std::accumulate(
           counts.begin(), counts.begin() + static_cast<std::ptrdiff_t>(rank), std::int64_t{0}));
     }
+    std::int64_t elements(std::size_t from, std::size_t to) const {
+      if (kind == OpKind::kGather) return to == 1 ? counts[from] : 0;
+      if (kind == OpKind::kScatter) return from == 1 ? counts[to] : 0;
+      return count;
+    }
     Collective collective(std::size_t rank) {
       if (exchanges()) {
         for (std::size_t other = 0; other < kMembers; ++other) {
-          const bool all = kind == OpKind::kAlltoall;
-          sent[rank][other] = all ? count : (other == 1 ? counts[rank] : 0);
-          received[rank][other] = all ? count : (rank == 1 ? counts[other] : 0);
+          sent[rank][other] = elements(rank, other);
+          received[rank][other] = elements(other, rank);
         }
         return {.kind = OpKind::kAlltoall,
                 .dtype = DataType::kInt64,
@@ -94,9 +104,7 @@ class FillAheadTest : public ::testing::Test {
   }
 
   std::span<const std::byte> input(const Repeated& repeated, std::size_t rank) {
-    const std::int64_t elements =
-        repeated.kind == OpKind::kGather ? repeated.counts[rank] : repeated.in();
-    return std::as_bytes(std::span(in_[rank]).first(static_cast<std::size_t>(elements)));
+    return std::as_bytes(std::span(in_[rank]).first(static_cast<std::size_t>(repeated.in(rank))));
   }
   std::span<std::byte> output(const Repeated& repeated, std::size_t rank) {
     return std::as_writable_bytes(
@@ -121,6 +129,8 @@ class FillAheadTest : public ::testing::Test {
         return in_[element / count][element % count];
       case OpKind::kReducescatter:
         return sum(repeated.begin(rank) + element);
+      case OpKind::kScatter:
+        return in_[1][repeated.begin(rank) + element];
       case OpKind::kAlltoall:
         return in_[element / count][rank * count + element % count];
       case OpKind::kGather: {
@@ -198,8 +208,9 @@ class FillAheadTest : public ::testing::Test {
 };
 
 TEST_F(FillAheadTest, ASmallCollectiveIsFilledAheadOnceItHasRun) {
-  for (const OpKind kind : {OpKind::kAllreduce, OpKind::kBroadcast, OpKind::kAllgather,
-                            OpKind::kReducescatter, OpKind::kAlltoall, OpKind::kGather}) {
+  for (const OpKind kind :
+       {OpKind::kAllreduce, OpKind::kBroadcast, OpKind::kAllgather, OpKind::kReducescatter,
+        OpKind::kAlltoall, OpKind::kGather, OpKind::kScatter}) {
     Repeated small{.count = kSmall, .kind = kind};
     run(small);
     for (int step = 0; step < 5; ++step) {
@@ -217,6 +228,13 @@ TEST_F(FillAheadTest, UpToABound) {
   Repeated large{.count = kLarge};
   run(large);
   EXPECT_FALSE(fills_ahead(large));
+}
+
+TEST_F(FillAheadTest, MembersWithoutATensorOfferNone) {
+  Repeated root_only{.count = kSliced, .kind = OpKind::kBroadcast};
+  run(root_only);
+  ASSERT_TRUE(fills_ahead(root_only)) << "it had one round, as the root's tensor is in no arena";
+  run_filled(root_only);
 }
 
 TEST_F(FillAheadTest, TheBoundCountsTheLargestShare) {
@@ -287,7 +305,7 @@ TEST_F(FillAheadTest, AMemberThatIsAheadDoesNotDisturbTheOthers) {
 }
 
 TEST_F(FillAheadTest, MixedWithOtherCollectivesAndDroppedFills) {
-  std::array<Repeated, 11> programs = {Repeated{kSmall},
+  std::array<Repeated, 13> programs = {Repeated{kSmall},
                                        Repeated{kSmall / 2},
                                        Repeated{kSliced},
                                        Repeated{kLarge},
@@ -297,6 +315,8 @@ TEST_F(FillAheadTest, MixedWithOtherCollectivesAndDroppedFills) {
                                        Repeated{kSmall, OpKind::kReducescatter},
                                        Repeated{kSmall, OpKind::kAlltoall},
                                        Repeated{kSmall, OpKind::kGather, {3, 0, 7}},
+                                       Repeated{kSmall, OpKind::kScatter, {3, 0, 7}},
+                                       Repeated{kSliced, OpKind::kBroadcast},
                                        Repeated{kManyRounds, OpKind::kAlltoall}};
   for (Repeated& repeated : programs) run(repeated);
   int filled = 0;
