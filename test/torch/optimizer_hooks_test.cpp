@@ -1,5 +1,10 @@
+#include <torch/csrc/autograd/utils/lambda_post_hook.h>
+
 #include <chrono>
+#include <memory>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "torch/support/torch_test.h"
 
@@ -245,6 +250,59 @@ TEST(Hooks, DestructionInTheMiddleOfAStepNeitherThrowsNorHangs) {
   optimizer.zero_grad();
   backward(net);
   optimizer.step();
+}
+
+// A small gradient goes straight into its bucket, unless the program observes its accumulation.
+TEST(Hooks, OfTheProgramSeeEachGradientAsAutogradAddsIt) {
+  const torch::Tensor weight = torch::zeros({2}, torch::requires_grad());
+  const torch::Tensor other = torch::zeros({2}, torch::requires_grad());
+  NamedParameters names{{"weight", weight}, {"other", other}};
+  SGD inner({weight, other}, 0.1);
+  DistributedOptimizer optimizer(inner, names);
+  const auto accumulator = torch::autograd::impl::grad_accumulator(weight);
+  std::vector<float> seen;
+  accumulator->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(
+      [&](const auto& outputs, const auto& gradients) {
+        seen.push_back(gradients[0].defined() ? gradients[0][0].template item<float>() : -1);
+        return outputs;
+      }));
+  for (int step = 0; step < 4; ++step) {
+    optimizer.zero_grad();
+    ((weight + other).sum() * (rank() + 1)).backward();
+    optimizer.step();
+    const torch::Tensor mean = torch::full({2}, static_cast<float>(size() + 1) / 2);
+    EXPECT_TRUE(near(weight.grad(), mean)) << step;
+    EXPECT_TRUE(near(other.grad(), mean)) << step;
+  }
+  EXPECT_EQ(seen, std::vector<float>(4, static_cast<float>(rank() + 1)));
+  accumulator->post_hooks().pop_back();
+}
+
+TEST(Hooks, OfTwoThreadsThatRunBackwardAtOnce) {
+  constexpr int kThreads = 2, kEach = 50, kSteps = 20;
+  NamedParameters names;
+  for (int i = 0; i < kThreads * kEach; ++i)
+    names.insert("p" + std::to_string(i), torch::zeros({3}, torch::requires_grad()));
+  SGD inner(names.values(), 0.1);
+  DistributedOptimizer optimizer(inner, names);
+  const auto backward_of = [&](int thread, int step) {
+    torch::Tensor sum = torch::zeros({3});
+    for (int i = 0; i < kEach; ++i)
+      sum = sum + names["p" + std::to_string(thread * kEach + i)] * (i + step + rank());
+    sum.sum().backward();
+  };
+  for (int step = 0; step < kSteps; ++step) {
+    optimizer.zero_grad();
+    std::vector<std::thread> threads;
+    for (int t = 0; t < kThreads; ++t) threads.emplace_back([&, t] { backward_of(t, step); });
+    for (std::thread& thread : threads) thread.join();
+    optimizer.step();
+    for (int i = 0; i < kThreads * kEach; ++i) {
+      const float mean = static_cast<float>(i % kEach + step) + static_cast<float>(size() - 1) / 2;
+      EXPECT_TRUE(near(names["p" + std::to_string(i)].grad(), torch::full({3}, mean)))
+          << "step " << step << ", parameter " << i;
+    }
+  }
 }
 
 TEST(Hooks, GuardsOutliveTheOptimizer) {

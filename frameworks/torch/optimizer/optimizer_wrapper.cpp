@@ -279,10 +279,11 @@ torch::Tensor OptimizerWrapper::loss_without_synchronizing(const LossClosure& cl
 /// own gradients.
 void OptimizerWrapper::refuse_new_parameters() const {
   const auto known = locked(*reducer_, &GradientReducer::known);
+  std::size_t number = 0;
   for (std::size_t g = 0; g < optimizer_.param_groups().size(); ++g) {
     const auto& params = optimizer_.param_groups()[g].params();
     for (std::size_t i = 0; i < params.size(); ++i) {
-      if (known->contains(params[i].unsafeGetTensorImpl())) continue;
+      if (known->contains(params[i].unsafeGetTensorImpl(), number++)) continue;
       std::string name = "without a name";
       for (const auto& item : named_) {
         if (item.value().is_same(params[i])) name = "'" + item.key() + "'";

@@ -1,7 +1,5 @@
 #include "reducer/gradient_hooks.h"
 
-#include <torch/csrc/autograd/utils/lambda_post_hook.h>
-
 #include <algorithm>
 #include <memory>
 #include <utility>
@@ -22,15 +20,43 @@ auto guarded(const Call& call) {
   }
 }
 
-class LambdaPreHook : public torch::autograd::FunctionPreHook {
+/// The state that the two hooks of a parameter share.
+struct ParameterHook {
+  ParameterHook(std::shared_ptr<const GradientHooks::Functions> shared, std::size_t number)
+      : functions(std::move(shared)), parameter(number) {}
+
+  const std::shared_ptr<const GradientHooks::Functions> functions;
+  const std::size_t parameter;
+  /// The last gradient was taken before the accumulation. Two threads may reach the parameter.
+  std::atomic<bool> taken = false;
+};
+
+class BeforeHook final : public torch::autograd::FunctionPreHook {
  public:
-  explicit LambdaPreHook(std::function<bool()> run) : run_(std::move(run)) {}
+  explicit BeforeHook(std::shared_ptr<ParameterHook> hook) : hook_(std::move(hook)) {}
   variable_list operator()(const variable_list& gradients) override {
-    return run_() ? gradients : variable_list(gradients.size());
+    using Next = GradientHooks::Next;
+    const Next next =
+        guarded([&] { return hook_->functions->before(hook_->parameter, gradients); });
+    hook_->taken.store(next == Next::kTaken, std::memory_order_relaxed);
+    return next == Next::kAdd ? gradients : variable_list(gradients.size());
   }
 
  private:
-  std::function<bool()> run_;
+  const std::shared_ptr<ParameterHook> hook_;
+};
+
+class AfterHook final : public torch::autograd::FunctionPostHook {
+ public:
+  explicit AfterHook(std::shared_ptr<ParameterHook> hook) : hook_(std::move(hook)) {}
+  variable_list operator()(const variable_list& outputs, const variable_list& gradients) override {
+    if (!hook_->taken.load(std::memory_order_relaxed))
+      guarded([&] { hook_->functions->after(hook_->parameter, gradients); });
+    return outputs;
+  }
+
+ private:
+  const std::shared_ptr<ParameterHook> hook_;
 };
 
 /// Older LibTorch cannot remove a post hook.
@@ -64,23 +90,27 @@ bool GradientHooks::complete_so_far() const {
   });
 }
 
-void GradientHooks::install(const Before& before, const After& after) {
+bool GradientHooks::alone(std::size_t parameter) const {
+  const Hooked& hooked = parameters_[parameter];
+  return hooked.accumulator->pre_hooks().size() == 1 &&
+         hooked.accumulator->post_hooks().size() == 1 &&
+         torch::autograd::impl::post_acc_grad_hooks(hooked.parameter) == nullptr;
+}
+
+void GradientHooks::install(Before before, After after) {
+  const auto functions =
+      std::make_shared<const Functions>(Functions{std::move(before), std::move(after)});
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     Hooked& hooked = parameters_[i];
     if (!missing(hooked)) continue;
     unhook(hooked);
     hooked.accumulator = torch::autograd::impl::grad_accumulator(hooked.parameter);
-    auto pre_hook =
-        std::make_unique<LambdaPreHook>([before, i] { return guarded([&] { return before(i); }); });
+    const auto hook = std::make_shared<ParameterHook>(functions, i);
+    auto pre_hook = std::make_unique<BeforeHook>(hook);
     hooked.pre_hook = pre_hook.get();
     hooked.accumulator->add_pre_hook(std::move(pre_hook));
-    if (!after) continue;
-    hooked.post_hook =
-        hooked.accumulator->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(
-            [after, i](const variable_list& outputs, const variable_list& gradients) {
-              guarded([&] { after(i, gradients); });
-              return outputs;
-            }));
+    if (functions->after)
+      hooked.post_hook = hooked.accumulator->add_post_hook(std::make_unique<AfterHook>(hook));
   }
 }
 

@@ -20,12 +20,21 @@ namespace hvd::libtorch {
 /// be called even after this object was destroyed.
 class GradientHooks {
  public:
+  /// The accumulation that follows Before.
+  enum class Next {
+    kAdd,   ///< autograd adds the gradient to `.grad`
+    kDrop,  ///< the gradient is dropped
+    kTaken  ///< Before has set `.grad`, so that After is not called
+  };
   /// Called after autograd has added to `.grad`, with the number of the parameter and the summands,
   /// which autograd still holds.
   using After = std::function<void(std::size_t, const torch::autograd::variable_list&)>;
-  /// Called before autograd adds to `.grad`, with the number of the parameter. Returns whether
-  /// autograd is to add; otherwise the gradient is dropped.
-  using Before = std::function<bool(std::size_t)>;
+  /// Called before autograd adds to `.grad`, with the number of the parameter and the summands.
+  using Before = std::function<Next(std::size_t, const torch::autograd::variable_list&)>;
+  struct Functions {
+    Before before;
+    After after;
+  };
   /// See set_gradient_error_handler(). May be null.
   static std::atomic<void (*)()> error_handler;
 
@@ -36,12 +45,14 @@ class GradientHooks {
 
   /// Hooks parameters that require grad and have no (live) hook. Call again after requires_grad or
   /// a dtype may have changed. @param after may be empty
-  void install(const Before& before, const After& after);
+  void install(Before before, After after);
   /// Whether all parameters that require grad have their hooks.
   bool complete() const;
   /// The same in less time: hooks that were lost with a replaced accumulator are not missed.
   bool complete_so_far() const;
   void remove() noexcept;
+  /// Whether no other hook runs when this hooked parameter's gradient is accumulated.
+  bool alone(std::size_t parameter) const;
 
  private:
   // The pointer type differs between LibTorch versions.

@@ -11,13 +11,22 @@ GradientReadiness::GradientReadiness(std::size_t gradients, int passes_per_step,
 void GradientReadiness::set_units(const std::vector<std::vector<std::size_t>>& units) {
   units_.clear();
   for (const std::vector<std::size_t>& members : units) {
-    for (const std::size_t member : members) gradients_[member].unit = units_.size();
-    units_.push_back({.members = members});
+    UnitProgress unit{.members = members};
+    for (const std::size_t member : members) {
+      gradients_[member].unit = units_.size();
+      if (gradients_[member].phase != Phase::kIdle) ++unit.arrived;
+    }
+    units_.push_back(std::move(unit));
   }
+  recheck_expected();
 }
 
 void GradientReadiness::recheck_expected() {
-  for (UnitProgress& unit : units_) unit.ready = 0;
+  for (UnitProgress& unit : units_) {
+    unit.ready = unit.absent = 0;
+    for (const std::size_t member : unit.members)
+      if (!expected_(member)) ++unit.absent;
+  }
 }
 
 bool GradientReadiness::count_pass(std::size_t gradient) {
@@ -25,18 +34,26 @@ bool GradientReadiness::count_pass(std::size_t gradient) {
 }
 
 void GradientReadiness::mark_ready(std::size_t gradient, bool held) {
-  gradients_[gradient].phase = held ? Phase::kHeld : Phase::kReady;
+  if (!in_cycle()) recheck_expected();
+  GradientProgress& progress = gradients_[gradient];
+  if (progress.phase == Phase::kIdle) ++units_[progress.unit].arrived;
+  progress.phase = held ? Phase::kHeld : Phase::kReady;
   arrivals_.push_back(gradient);
 }
 
 void GradientReadiness::withdraw(std::size_t gradient) {
-  gradients_[gradient].phase = Phase::kIdle;
-  units_[gradients_[gradient].unit].ready = 0;
+  GradientProgress& progress = gradients_[gradient];
+  UnitProgress& unit = units_[progress.unit];
+  if (progress.phase != Phase::kIdle) --unit.arrived;
+  progress.phase = Phase::kIdle;
+  unit.ready = 0;
 }
 
-/// Checks each member once in a cycle, since a bucket may have a thousand members.
+/// A bucket may have a thousand members. They are not checked before enough gradients have arrived,
+/// and each is checked once in a cycle.
 bool GradientReadiness::unit_ready(std::size_t index) {
   UnitProgress& unit = units_[index];
+  if (unit.arrived + unit.absent < unit.members.size()) return false;
   while (unit.ready < unit.members.size()) {
     const std::size_t member = unit.members[unit.ready];
     if (gradients_[member].phase != Phase::kReady && expected_(member)) return false;
@@ -60,6 +77,14 @@ void GradientReadiness::mark_submitted(std::size_t unit) {
     gradients_[member].phase = Phase::kSubmitted;
     submitted_.push_back(member);
   }
+}
+
+std::optional<std::size_t> GradientReadiness::likely_next(std::size_t unit,
+                                                          std::size_t skipped) const {
+  const UnitProgress& progress = units_[unit];
+  const std::size_t position = progress.arrived + skipped;
+  if (position >= progress.members.size()) return std::nullopt;
+  return progress.members[position];
 }
 
 std::vector<std::size_t> GradientReadiness::units_left() const {
@@ -89,7 +114,7 @@ void GradientReadiness::end_cycle() {
   }
   for (UnitProgress& unit : units_) {
     unit.submitted = false;
-    unit.ready = 0;
+    unit.ready = unit.arrived = 0;
   }
   arrivals_.clear();
   submitted_.clear();

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -25,7 +26,7 @@ class GradientReadiness {
   /// phases do not change.
   void set_units(const std::vector<std::vector<std::size_t>>& units);
   std::size_t unit_of(std::size_t gradient) const { return gradients_[gradient].unit; }
-  /// To be called when more gradients may be expected than before.
+  /// To be called when more gradients may be expected than before. Each cycle begins with it.
   void recheck_expected();
 
   int passes_per_step() const noexcept { return passes_per_step_; }
@@ -43,11 +44,15 @@ class GradientReadiness {
   bool marked_ready(std::size_t gradient) const {
     return gradients_[gradient].phase != Phase::kIdle;
   }
-  /// Whether every expected gradient of the unit is ready, and not held.
+  /// Whether every expected gradient of the unit is ready, and not held. If fewer gradients are
+  /// expected than when the cycle began, false may be returned instead of true.
   bool unit_ready(std::size_t unit);
   /// Whether all expected gradients are submitted once this unit is.
   bool last_unit(std::size_t unit) const;
   void mark_submitted(std::size_t unit);
+  /// The gradient that arrives after the next `skipped` ones, if the gradients of the unit arrive
+  /// in the order of its members.
+  std::optional<std::size_t> likely_next(std::size_t unit, std::size_t skipped) const;
 
   /// Whether a gradient has been marked ready or submitted in this cycle.
   bool in_cycle() const { return !arrivals_.empty() || !submitted_.empty(); }
@@ -75,7 +80,9 @@ class GradientReadiness {
   struct UnitProgress {
     std::vector<std::size_t> members;
     bool submitted = false;
-    std::size_t ready = 0;  ///< how many of the first members were found ready in this cycle
+    std::size_t ready = 0;    ///< how many of the first members were found ready in this cycle
+    std::size_t arrived = 0;  ///< how many members are not idle
+    std::size_t absent = 0;   ///< how many were not expected at the last check
   };
 
   int passes_per_step_;

@@ -35,8 +35,10 @@ std::vector<torch::Tensor> tensors_of(const Parameters& parameters) {
 
 std::shared_ptr<const GradientReducer::Identities> identities_of(const Parameters& parameters) {
   const auto identities = std::make_shared<GradientReducer::Identities>();
-  for (const auto& parameter : parameters)
-    identities->insert(parameter.tensor().unsafeGetTensorImpl());
+  for (const auto& parameter : parameters) {
+    identities->ordered.push_back(parameter.tensor().unsafeGetTensorImpl());
+    identities->all.insert(identities->ordered.back());
+  }
   return identities;
 }
 
@@ -134,18 +136,20 @@ void GradientReducer::open_device_queue() {
 void GradientReducer::install_hooks(const std::weak_ptr<SharedReducer>& self) {
   if (single_rank_passes_) {
     if (hooks_.complete_so_far()) return;
-    const auto count = [passes = single_rank_passes_](std::size_t parameter) {
+    const auto count = [passes = single_rank_passes_](std::size_t parameter,
+                                                      const variable_list& /*gradients*/) {
       passes->begin_pass(parameter);
-      return true;
+      return GradientHooks::Next::kAdd;
     };
     return hooks_.install(count, nullptr);
   }
   readiness_.recheck_expected();
   if (hooks_.complete()) return;  // without allocating the functions
   hooks_.install(
-      [self](std::size_t parameter) {
+      [self](std::size_t parameter, const variable_list& gradients) {
         const auto alive = self.lock();
-        return !alive || locked(*alive, &GradientReducer::before_accumulate, parameter);
+        return alive ? locked(*alive, &GradientReducer::before_accumulate, parameter, gradients)
+                     : GradientHooks::Next::kAdd;
       },
       [self](std::size_t parameter, const variable_list& gradients) {
         if (const auto alive = self.lock())
@@ -168,8 +172,8 @@ void GradientReducer::refuse_create_graph(const ReducedParameter& parameter) con
   throw graph_would_be_lost(how_.wrapper, parameter.name());
 }
 
-/// @return whether the gradient is used
-bool GradientReducer::before_accumulate(std::size_t index) {
+GradientHooks::Next GradientReducer::before_accumulate(std::size_t index,
+                                                       const variable_list& gradients) {
   ReducedParameter& parameter = parameters_[index];
   refuse_create_graph(parameter);
   // Module::zero_grad(), or zero_grad() of the wrapped optimizer, has reset the gradients.
@@ -179,16 +183,19 @@ bool GradientReducer::before_accumulate(std::size_t index) {
     weights_.forget_earlier_passes();
   }
   if (!parameter.has_gradient()) parameter.forget_result();
-  if (!readiness_.marked_ready(index)) {
-    refuse_scattered(parameter);
-    weights_.count_pass();
-    if (keeps_results() && parameter.holds_result()) parameter.keep_result();
-    if (weights_.drops_gradients()) return false;
-    if (weights_.weighted()) parameter.begin_weighted_pass(weights_.current());
-    return true;
-  }
   // This hook runs before the addition, so the gradient that is being reduced is not modified.
-  throw too_many_passes(how_.wrapper, parameter.name(), readiness_.passes_per_step());
+  if (readiness_.marked_ready(index))
+    throw too_many_passes(how_.wrapper, parameter.name(), readiness_.passes_per_step());
+  refuse_scattered(parameter);
+  weights_.count_pass();
+  if (keeps_results() && parameter.holds_result()) parameter.keep_result();
+  if (weights_.drops_gradients()) return GradientHooks::Next::kDrop;
+  if (weights_.weighted()) parameter.begin_weighted_pass(weights_.current());
+  const bool only_pass = readiness_.passes_per_step() == 1 && no_sync_depth_->load() == 0;
+  if (!only_pass || !hooks_.alone(index) || !parameter.take(gradients.front()))
+    return GradientHooks::Next::kAdd;
+  after_accumulate(index, gradients);
+  return GradientHooks::Next::kTaken;
 }
 
 /// Refuses to add to a scattered gradient, unless the program has reset it.
@@ -237,11 +244,23 @@ void GradientReducer::after_accumulate(std::size_t index, const variable_list& g
     // Before they have agreed on a reference, weighted gradients cannot be sent.
     const bool may_submit =
         agreement_.same_parameters() && (!weights_.weighted() || weights_.agreed());
+    prefetch_next(unit);
     if (may_submit && readiness_.unit_ready(unit)) exchange_.submit(unit);
   } catch (...) {
     readiness_.withdraw(index);
     parameters_[index].release();
     throw;
+  }
+}
+
+/// The tensors of a large model have left the cache since the last step. Loads those of the next
+/// gradient while autograd computes it.
+void GradientReducer::prefetch_next(std::size_t unit) const noexcept {
+  if (const auto next = readiness_.likely_next(unit, 0)) parameters_[*next].prefetch();
+  if (const auto later = readiness_.likely_next(unit, 1)) {
+    const auto* const begin = reinterpret_cast<const char*>(&parameters_[*later]);
+    __builtin_prefetch(begin);
+    __builtin_prefetch(begin + 64);
   }
 }
 

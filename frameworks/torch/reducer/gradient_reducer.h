@@ -63,7 +63,17 @@ using SharedReducer = c10::Synchronized<std::unique_ptr<GradientReducer>>;
 /// SharedReducer.
 class GradientReducer {
  public:
-  using Identities = std::unordered_set<const c10::TensorImpl*>;
+  /// The parameters' identities.
+  struct Identities {
+    std::vector<const c10::TensorImpl*> ordered = {};
+    std::unordered_set<const c10::TensorImpl*> all = {};
+
+    bool contains(const c10::TensorImpl* tensor) const { return all.contains(tensor); }
+    /// The same, in less time if the tensor has this number.
+    bool contains(const c10::TensorImpl* tensor, std::size_t number) const {
+      return (number < ordered.size() && ordered[number] == tensor) || contains(tensor);
+    }
+  };
 
   GradientReducer(std::vector<ReducedParameter> parameters, GradientReduction how,
                   int passes_per_step);
@@ -138,13 +148,15 @@ class GradientReducer {
   GradientReducer(std::vector<ReducedParameter> parameters, GradientReduction how,
                   int passes_per_step, std::shared_ptr<std::atomic<int>> no_sync_depth);
 
-  bool before_accumulate(std::size_t index);
+  GradientHooks::Next before_accumulate(std::size_t index,
+                                        const torch::autograd::variable_list& gradients);
   bool finish_alone();
   void refuse_weight() const;
   void weigh_gradients();
   void after_accumulate(std::size_t index, const torch::autograd::variable_list& gradients);
   void refuse_create_graph(const ReducedParameter& parameter) const;
   void refuse_capture(const ReducedParameter& parameter) const;
+  void prefetch_next(std::size_t unit) const noexcept;
   void prepare_gradient(std::size_t index, const torch::autograd::variable_list& gradients);
   void submit_rest();
   bool was_reset() const;

@@ -78,16 +78,17 @@ std::vector<std::vector<std::size_t>> GradientUnits::members() const {
 
 /// With a single rank, buckets are used on a GPU only, for a benchmark; on the CPU they would cost
 /// a copy without a gain. Adasum handles each tensor separately.
-bool GradientUnits::wants_bucket(const ReducedParameter& parameter) const {
+bool GradientUnits::wants_bucket(const ReducedParameter& parameter, bool several_ranks) const {
   return how_.bucket_views && how_.op != ReduceOp::kAdasum &&
-         (how_.process_set.size() > 1 || parameter.tensor().is_cuda());
+         (several_ranks || parameter.tensor().is_cuda());
 }
 
 /// Groups and sparse gradients need other operations, and copies that LibTorch casts cannot be
 /// views. The decision uses only facts that all ranks of the set have agreed on, such as the types
 /// of active parameters, whose gradients have just been reduced.
-bool GradientUnits::fits_bucket(const ReducedParameter& parameter) const {
-  if (!wants_bucket(parameter) || !parameter.active() || parameter.group() >= 0) return false;
+bool GradientUnits::fits_bucket(const ReducedParameter& parameter, bool several_ranks) const {
+  if (!wants_bucket(parameter, several_ranks) || !parameter.active() || parameter.group() >= 0)
+    return false;
   if (in_place_ && can_share(parameter)) return false;
   const std::optional<std::int64_t> sparse_dims = parameter.agreed_layout();
   if (how_.sparse == SparseGradients::kReduceSparse && !sparse_dims) return false;
@@ -104,9 +105,10 @@ bool GradientUnits::has_form(const torch::Tensor& tensor, const ParameterForm& f
 }
 
 bool GradientUnits::fits(const Plan& plan) const {
+  const bool several_ranks = how_.process_set.size() > 1;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const auto& form = plan.forms[i];
-    if (form.has_value() != fits_bucket(parameters_[i])) return false;
+    if (form.has_value() != fits_bucket(parameters_[i], several_ranks)) return false;
     if (form && !has_form(parameters_[i].tensor(), *form)) return false;
   }
   return true;
@@ -123,17 +125,20 @@ bool GradientUnits::is_outdated(const Plan& plan) const {
 bool GradientUnits::learn(std::vector<std::size_t> order) {
   TORCH_INTERNAL_ASSERT_DEBUG_ONLY(learning());
   in_place_ = false;
-  const bool any = std::any_of(parameters_.begin(), parameters_.end(),
-                               [this](const auto& parameter) { return fits_bucket(parameter); });
+  const bool several_ranks = how_.process_set.size() > 1;
+  const auto stays_out = [&](std::size_t i) { return !fits_bucket(parameters_[i], several_ranks); };
+  const bool any = std::any_of(parameters_.begin(), parameters_.end(), [&](const auto& parameter) {
+    return fits_bucket(parameter, several_ranks);
+  });
   if (!any) return false;
-  std::erase_if(order, [this](std::size_t i) { return !fits_bucket(parameters_[i]); });
+  std::erase_if(order, stays_out);
   auto agreed = agreement_.agree_on_order(order, shared_.active());
   refused_ = !agreed;
   learning_ = !refused_;
   if (!agreed || agreed->order.empty()) return false;
   in_place_ = agreed->gradients_shared;
   if (!in_place_) shared_ = SharedGradients();
-  std::erase_if(agreed->order, [this](std::size_t i) { return !fits_bucket(parameters_[i]); });
+  std::erase_if(agreed->order, stays_out);
   return use_buckets(agreed->order);
 }
 

@@ -132,8 +132,8 @@ class GradientUnits {
   void add_units_without_bucket();
   void share_gradients();
   bool can_share(const ReducedParameter& parameter) const;
-  bool wants_bucket(const ReducedParameter& parameter) const;
-  bool fits_bucket(const ReducedParameter& parameter) const;
+  bool wants_bucket(const ReducedParameter& parameter, bool several_ranks) const;
+  bool fits_bucket(const ReducedParameter& parameter, bool several_ranks) const;
   static bool has_form(const torch::Tensor& tensor, const ParameterForm& form);
   bool fits(const Plan& plan) const;
   bool is_outdated(const Plan& plan) const;

@@ -111,7 +111,7 @@ bool RankAgreement::waits_for_layout(const ReducedParameter& parameter) const {
 bool RankAgreement::layouts_in_doubt() const {
   return how_.sparse == SparseGradients::kReduceSparse &&
          std::any_of(parameters_.begin(), parameters_.end(), [](const ReducedParameter& parameter) {
-           return parameter.active() && !parameter.agreed_layout();
+           return !parameter.agreed_layout() && parameter.active();
          });
 }
 

@@ -131,7 +131,7 @@ void ReducedParameter::guard() {
   } else {
     return;
   }
-  guarded_ = expected_ = gradient;
+  guarded_ = gradient;
 }
 
 bool ReducedParameter::release() noexcept {
@@ -139,7 +139,7 @@ bool ReducedParameter::release() noexcept {
   torch::Tensor& gradient = parameter_.mutable_grad();
   const bool still_there = gradient.is_same(guarded_);
   // An undefined gradient was dropped, together with its result.
-  bool touched = gradient.defined() && !gradient.is_same(expected_);
+  bool touched = gradient.defined() && !gradient.is_same(expected());
   if (GuardedGradient* const guard = GuardedGradient::find(guarded_)) {
     guard->release();
     touched = touched || (still_there && guarded_._version() != version_);
@@ -147,7 +147,7 @@ bool ReducedParameter::release() noexcept {
   } else {
     touched = touched || (still_there && !same_bytes(sample_of(guarded_), sample_));
   }
-  guarded_ = unguarded_ = expected_ = sample_ = torch::Tensor();
+  guarded_ = unguarded_ = converted_ = sample_ = torch::Tensor();
   return touched;
 }
 
@@ -204,9 +204,9 @@ void ReducedParameter::check_gradient(const GradientReduction& how) {
   if (!has_gradient()) return;
   const Label label{"gradient", label_};
   refuse_graph(parameter_.grad(), label_);
-  const bool untouched = guarded_.defined() && parameter_.grad().is_same(expected_);
+  const bool untouched = guarded_.defined() && parameter_.grad().is_same(expected());
   choose_layout(how);
-  if (untouched) expected_ = parameter_.grad();
+  if (untouched && !parameter_.grad().is_same(guarded_)) converted_ = parameter_.grad();
   const torch::Tensor& gradient = parameter_.grad();
   if (gradient.sizes() != parameter_.sizes()) {
     throw UsageError(label.str() + ": expected shape " + shape_to_string(parameter_.sizes().vec()) +
@@ -223,10 +223,25 @@ bool ReducedParameter::copied_into_view(const torch::Tensor& gradient) const {
       gradient.sizes() != view_.sizes() || gradient.strides() != view_.strides()) {
     return false;
   }
-  if (gradient.const_data_ptr() != view_.const_data_ptr()) {
+  if (!gradient.is_same(view_) && gradient.const_data_ptr() != view_.const_data_ptr()) {
     std::memcpy(view_.mutable_data_ptr(), gradient.const_data_ptr(), gradient.nbytes());
     mark_written(view_);
   }
+  return true;
+}
+
+void ReducedParameter::prefetch() const noexcept {
+  constexpr std::size_t kLine = 64;
+  for (const torch::Tensor* const tensor : {&view_, &parameter_}) {
+    const auto* const begin = reinterpret_cast<const char*>(tensor->unsafeGetTensorImpl());
+    for (std::size_t at = 0; at < sizeof(c10::TensorImpl); at += kLine)
+      __builtin_prefetch(begin + at, /*write=*/1);
+  }
+}
+
+bool ReducedParameter::take(const torch::Tensor& gradient) {
+  if (!view_.defined() || has_gradient() || !copied_into_view(gradient)) return false;
+  parameter_.mutable_grad() = view_;
   return true;
 }
 
@@ -240,6 +255,7 @@ void ReducedParameter::scale_view() {
     const auto single = static_cast<float>(factor);
     for (std::int64_t i = 0, count = view_.numel(); i < count; ++i) values[i] *= single;
   } else {
+    const torch::NoGradGuard no_grad;
     unguarded(view_).mul_(factor);
   }
   record_scaled_gradient();
@@ -251,12 +267,13 @@ void ReducedParameter::record_scaled_gradient() {
 
 void ReducedParameter::place(const GradientReduction& how) {
   TORCH_INTERNAL_ASSERT_DEBUG_ONLY(view_.defined());
-  const torch::NoGradGuard no_grad;
   if (torch::Tensor& gradient = parameter_.mutable_grad(); copied_into_view(gradient)) {
-    sent_ = gradient = view_;
+    if (!gradient.is_same(view_)) gradient = view_;
+    sent_ = view_;
     scale_view();
     return;
   }
+  const torch::NoGradGuard no_grad;
   check_gradient(how);
   torch::Tensor& gradient = parameter_.mutable_grad();
   if (!gradient.defined()) {
@@ -395,13 +412,13 @@ void ReducedParameter::complete_view(bool used) {
     if (used && !sent) gradient = view_;
   } else if (gradient.layout() != torch::kStrided || !gradient.is_non_overlapping_and_dense()) {
     gradient = view_;
-  } else if (gradient.const_data_ptr() != view_.const_data_ptr()) {
+  } else if (!gradient.is_same(view_) && gradient.const_data_ptr() != view_.const_data_ptr()) {
     gradient.detach().copy_(view_);
   }
 }
 
 void ReducedParameter::complete(bool used) {
-  const torch::NoGradGuard no_grad;
+  TORCH_INTERNAL_ASSERT_DEBUG_ONLY(!torch::GradMode::is_enabled());
   view_.defined() ? complete_view(used) : complete_wire(used);
   add_kept();
   remember_result();
@@ -474,9 +491,10 @@ void ReducedParameter::remember_dropped_result() {
 }
 
 void ReducedParameter::add_kept() {
+  if (!kept_.defined()) return;
   const torch::Tensor kept = std::exchange(kept_, torch::Tensor());
   torch::Tensor& gradient = parameter_.mutable_grad();
-  if (!kept.defined() || !gradient.defined()) return;
+  if (!gradient.defined()) return;
   if (gradient.layout() == torch::kStrided) {
     gradient.add_(kept);
   } else {
@@ -518,7 +536,7 @@ torch::Tensor ReducedParameter::dense_wire() const {
 }
 
 void ReducedParameter::end_cycle() {
-  const torch::NoGradGuard no_grad;
+  TORCH_INTERNAL_ASSERT_DEBUG_ONLY(!torch::GradMode::is_enabled());
   unit_.reset();
   reference_ = 0;
   result_factor_ = 1;

@@ -12,6 +12,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <typeinfo>
 #include <utility>
 #include <vector>
 
@@ -95,12 +96,16 @@ class GuardedGradient final : public c10::TensorImpl {
   static torch::Tensor of(const torch::Tensor& memory);
   /// Null for any other tensor.
   static GuardedGradient* find(const torch::Tensor& gradient) {
-    return dynamic_cast<GuardedGradient*>(gradient.unsafeGetTensorImpl());
+    c10::TensorImpl* const tensor = gradient.unsafeGetTensorImpl();
+    return typeid(*tensor) == typeid(GuardedGradient) ? static_cast<GuardedGradient*>(tensor)
+                                                      : nullptr;
   }
 
   /// @param parameter must live until release()
-  void guard(const ReducedParameter& parameter) noexcept { guarded_for_.store(&parameter); }
-  void release() noexcept { guarded_for_.store(nullptr); }
+  void guard(const ReducedParameter& parameter) noexcept {
+    guarded_for_.store(&parameter, std::memory_order_release);
+  }
+  void release() noexcept { guarded_for_.store(nullptr, std::memory_order_release); }
 
   c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(const c10::VariableVersion& version,
                                                          bool allow_metadata_change) const override;
@@ -126,10 +131,10 @@ class ReducedParameter {
  public:
   /// @param name the user's  @param group index of the user's group, or -1
   ReducedParameter(std::string name, torch::Tensor parameter, int group = -1)
-      : name_(std::move(name)),
+      : parameter_(std::move(parameter)),
+        result_(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>()),
         group_(group),
-        parameter_(std::move(parameter)),
-        result_(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>()) {}
+        name_(std::move(name)) {}
 
   /// Sets the prefix of the label, and of messages. Call it before an operation is submitted.
   void set_scope(const GradientReduction& how);
@@ -193,9 +198,15 @@ class ReducedParameter {
   /// Sets the gradient's place in a bucket, which is reduced as a whole. Undefined: no place.
   void set_view(torch::Tensor view) { view_ = std::move(view); }
   const torch::Tensor& view() const noexcept { return view_; }
+  /// Begins to load the tensors that take() and guard() touch.
+  void prefetch() const noexcept;
   /// Copies a `.grad` that is not in flight into the view, which becomes `.grad`. A `.grad` of
   /// another dtype, layout or shape is left unchanged. @pre there is a view
   void move_to_view();
+  /// Instead of autograd, which would make a tensor of its own for place() to copy: copies the
+  /// gradient of a pass into the view, which becomes `.grad`.
+  /// @return false, without an effect, unless `.grad` is undefined and the gradient is small
+  bool take(const torch::Tensor& gradient);
   /// Instead of prepare(): copies the current `.grad`, or zeros, into the view, which becomes
   /// `.grad`.
   /// @throws UsageError for a gradient that cannot be sent. @pre there is a view
@@ -208,6 +219,7 @@ class ReducedParameter {
 
   /// Makes the reduced values the parameter's gradient. @param used whether some rank has had a
   /// gradient. If no rank has, or the gradient was reset after it was sent, `.grad` stays as it is.
+  /// @pre no gradients are recorded (NoGradGuard), here and in end_cycle()
   void complete(bool used);
   /// Instead of complete(), after a reduction whose result is dropped: a gradient that was reduced
   /// in place holds the result nevertheless.
@@ -219,6 +231,11 @@ class ReducedParameter {
 
  private:
   void check_gradient(const GradientReduction& how);
+  /// `.grad`, unless the program has replaced it. @pre guard()
+  const torch::Tensor& expected() const {
+    TORCH_INTERNAL_ASSERT_DEBUG_ONLY(guarded_.defined());
+    return converted_.defined() ? converted_ : guarded_;
+  }
   bool copied_into_view(const torch::Tensor& gradient) const;
   void choose_layout(const GradientReduction& how);
   void choose_sent(const GradientReduction& how);
@@ -234,30 +251,31 @@ class ReducedParameter {
   Submission prepare_dense(const GradientReduction& how);
   std::vector<Submission> prepare_sparse(const GradientReduction& how);
 
-  std::string name_;
-  const char* wrapper_ = "DistributedOptimizer";
-  std::string label_;
-  int group_;
+  // A steady step touches only the first members, which lie in two lines of the cache.
   torch::Tensor parameter_;
-  SparseDims agreed_;
+  torch::Tensor view_;
   torch::Tensor sent_;       ///< `.grad` at prepare() or gather(); undefined for zeros
   torch::Tensor guarded_;    ///< `.grad` from guard() to release()
   torch::Tensor unguarded_;  ///< `.grad` before guard() and after release(), unless it is guarded_
-  torch::Tensor expected_;   ///< `.grad`, unless the program has replaced it
+  torch::Tensor converted_;  ///< guarded_ in the agreed layout, if it had another one
   torch::Tensor sample_;     ///< values of a sparse guarded_
   std::uint32_t version_ = 0;  ///< version of guarded_
-  bool shared_ = false;
-  bool had_gradient_ = false;
+  std::uint32_t result_version_ = 0;
   /// The last result. A weak reference, so that a result that the program drops is freed.
   c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> result_;
-  std::uint32_t result_version_ = 0;
   torch::Tensor kept_;  ///< see keep_result()
-  torch::Tensor view_;
+  torch::Tensor wire_;  ///< the tensor that is reduced; shares the memory of sent_ where possible
+  std::shared_ptr<SparseReduction> sparse_;  ///< instead of wire_
+  bool shared_ = false;
+  bool had_gradient_ = false;
+  int group_;
+  SparseDims agreed_;
   std::optional<double> unit_;  ///< weight in whose units `.grad` is; not set: unweighted
   double reference_ = 0;        ///< weight in whose units it is sent; 0: unweighted
   double result_factor_ = 1;
-  torch::Tensor wire_;  ///< the tensor that is reduced; shares the memory of sent_ where possible
-  std::shared_ptr<SparseReduction> sparse_;  ///< instead of wire_
+  std::string name_;
+  const char* wrapper_ = "DistributedOptimizer";
+  std::string label_;
 };
 
 }  // namespace hvd::libtorch

@@ -1,6 +1,9 @@
 #include "reducer/gradient_hooks.h"
 
+#include <torch/csrc/autograd/utils/lambda_post_hook.h>
+
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,9 +25,12 @@ class Recorder {
   explicit Recorder(std::vector<torch::Tensor> parameters) : parameters_(std::move(parameters)) {}
   void install(GradientHooks& hooks) {
     hooks.install(
-        [this](std::size_t parameter) {
+        [this](std::size_t parameter, const torch::autograd::variable_list& gradients) {
           record("before", parameter);
-          return true;
+          EXPECT_EQ(gradients.size(), 1U);
+          if (next == GradientHooks::Next::kTaken)
+            parameters_[parameter].mutable_grad() = gradients.front() * 10;
+          return next;
         },
         [this](std::size_t parameter, const torch::autograd::variable_list& gradients) {
           record("after", parameter);
@@ -32,6 +38,8 @@ class Recorder {
         });
   }
   Events take() { return std::exchange(events_, {}); }
+
+  GradientHooks::Next next = GradientHooks::Next::kAdd;
 
  private:
   void record(const std::string& when, std::size_t parameter) {
@@ -61,6 +69,34 @@ TEST_F(GradientHooksTest, RunBeforeAndAfterAGradientIsAccumulated) {
   EXPECT_EQ(recorder.take(), (Events{"before 1: none", "after 1: 2"}));
   (a * 3).sum().backward();
   EXPECT_EQ(recorder.take(), (Events{"before 0: 3", "after 0: 6"}));
+}
+
+TEST_F(GradientHooksTest, AGradientThatIsDroppedIsStillFollowedByTheOtherHook) {
+  recorder.install(hooks);
+  recorder.next = GradientHooks::Next::kDrop;
+  (a * 3).sum().backward();
+  EXPECT_EQ(recorder.take(), (Events{"before 0: none", "after 0: none"}));
+}
+
+TEST_F(GradientHooksTest, AGradientThatIsTakenIsNotAddedByAutograd) {
+  recorder.install(hooks);
+  recorder.next = GradientHooks::Next::kTaken;
+  (a * 3).sum().backward();
+  EXPECT_EQ(recorder.take(), Events{"before 0: none"});
+  EXPECT_EQ(a.grad()[0].item<int>(), 30);
+  recorder.next = GradientHooks::Next::kAdd;
+  (a * 3).sum().backward();
+  EXPECT_EQ(recorder.take(), (Events{"before 0: 30", "after 0: 33"}));
+}
+
+TEST_F(GradientHooksTest, KnowWhetherTheProgramHasHooksToo) {
+  recorder.install(hooks);
+  EXPECT_TRUE(hooks.alone(0));
+  torch::autograd::impl::grad_accumulator(a)->add_post_hook(
+      std::make_unique<torch::autograd::utils::LambdaPostHook>(
+          [](const auto& outputs, const auto&) { return outputs; }));
+  EXPECT_FALSE(hooks.alone(0));
+  EXPECT_TRUE(hooks.alone(1));
 }
 
 TEST_F(GradientHooksTest, RunOnceForAParameterThatIsUsedTwice) {

@@ -119,6 +119,26 @@ TEST_F(ReducedParameterTest, MovesIntoItsViewAndIsZerosThereWithoutAGradient) {
   EXPECT_TRUE(near(parameter.grad(), torch::full({3}, 7.0F)));
 }
 
+TEST_F(ReducedParameterTest, TakesAGradientThatItCanCopyIntoItsView) {
+  const torch::Tensor gradient = torch::full({3}, 5.0F);
+  EXPECT_FALSE(reduced.take(gradient)) << "there is no view";
+  GradientBucket bucket("b", how, {&parameter, 1});
+  reduced.set_view(bucket.view(0));
+  const torch::Tensor others[] = {torch::Tensor(), gradient.to(torch::kFloat64),
+                                  gradient.to_sparse(), torch::full({1}, 5.0F).expand({3}),
+                                  torch::full({3}, 5.0F, torch::requires_grad())};
+  for (const torch::Tensor& other : others) EXPECT_FALSE(reduced.take(other));
+  EXPECT_FALSE(parameter.grad().defined());
+
+  EXPECT_TRUE(reduced.take(gradient));
+  EXPECT_TRUE(parameter.grad().is_same(bucket.view(0)));
+  EXPECT_TRUE(near(parameter.grad(), torch::full({3}, 5.0F)));
+  EXPECT_FALSE(reduced.take(gradient)) << "autograd has to add";
+  reduced.place(how);
+  EXPECT_TRUE(parameter.grad().is_same(bucket.view(0)));
+  EXPECT_TRUE(near(parameter.grad(), torch::full({3}, 5.0F)));
+}
+
 TEST_F(ReducedParameterTest, AReplacementOfAViewGetsTheResult) {
   GradientBucket bucket("b", how, {&parameter, 1});
   reduced.set_view(bucket.view(0));

@@ -41,6 +41,25 @@ TEST_F(GradientReadinessTest, WhatIsNotExpectedHoldsNothingUp) {
   readiness.mark_submitted(1);
   EXPECT_EQ(submitted(), Indices{2});
   EXPECT_FALSE(readiness.marked_ready(1));
+
+  readiness.end_cycle();
+  readiness.mark_ready(2, false);
+  EXPECT_TRUE(readiness.unit_ready(1));
+  expected[1] = true;
+  readiness.recheck_expected();
+  EXPECT_FALSE(readiness.unit_ready(1));
+  readiness.mark_ready(1, false);
+  EXPECT_TRUE(readiness.unit_ready(1));
+}
+
+TEST_F(GradientReadinessTest, KnowsTheLikelyNextGradientOfAUnit) {
+  EXPECT_EQ(readiness.likely_next(1, 0), 1U);
+  EXPECT_EQ(readiness.likely_next(1, 1), 2U);
+  EXPECT_EQ(readiness.likely_next(1, 2), std::nullopt);
+  readiness.mark_ready(1, false);
+  EXPECT_EQ(readiness.likely_next(1, 0), 2U);
+  readiness.mark_ready(2, false);
+  EXPECT_EQ(readiness.likely_next(1, 0), std::nullopt);
 }
 
 TEST_F(GradientReadinessTest, WaitsForNewlyExpectedGradientsAfterAnUpdate) {
