@@ -38,8 +38,7 @@ TEST(ReconfigureNotice, AJobThatIsFormedAnewNamesNoRankOfHvdrun) {
     EXPECT_EQ(supervisor.next(), "over 0 -1\n");
     EXPECT_EQ(supervisor.next(), "");
   });
-  board.read(1, 1);
-  board.read(1, 2);
+  for (const int process : {0, 1, 2}) board.read(1, process);
   ranks.kill(0);
   EXPECT_EQ(ranks.wait(0), 128 + SIGKILL);
   ranks.expect_all_succeed();
@@ -61,7 +60,7 @@ TEST(ReconfigureNotice, AJobOfInitNamesRanksAgain) {
     EXPECT_THROW(for (;;) barrier(), PeerLostError);
     EXPECT_THAT(supervisor.next(), StartsWith("loss 4 1\n"));
   });
-  board.read(1, 0);
+  for (const int process : {0, 1}) board.read(1, process);
   ranks.kill(1);
   EXPECT_EQ(ranks.wait(1), 128 + SIGKILL);
   ranks.expect_all_succeed();

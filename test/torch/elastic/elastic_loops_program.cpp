@@ -32,6 +32,7 @@
 #include <cstdlib>
 #include <map>
 #include <set>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -114,26 +115,28 @@ double checksum(const torch::nn::Module& model, double rate) {
 }
 
 /// The samples and the loss of a step, which are printed once it is committed. A change of the
-/// ranks at that commit leaves the function, so the lines are printed at the next entry.
+/// ranks leaves the function, so the lines are printed at the next entry. A rank that is interrupted
+/// after its gradients does not have the loss of a step that the others commit with its samples.
 struct Unprinted {
   std::int64_t step = 0;
-  double loss = 0;
+  std::optional<double> loss;
   std::vector<std::int64_t> used;
 
-  void add(const torch::Tensor& numbers) {
+  /// @param of the step that uses the samples
+  void add(std::int64_t of, const torch::Tensor& numbers) {
+    step = of;
     for (std::int64_t i = 0; i < numbers.size(0); ++i)
       used.push_back(numbers[i].item<std::int64_t>());
   }
   /// @param committed the last step that is
   void print(std::int64_t committed) {
     if (step > 0 && step == committed) {
-      std::printf("loss %lld %a\n", static_cast<long long>(step), loss);
+      if (loss) std::printf("loss %lld %a\n", static_cast<long long>(step), *loss);
       std::string all;
       for (const std::int64_t sample : used) all += " " + std::to_string(sample);
       std::printf("used %lld%s\n", static_cast<long long>(step), all.c_str());
     }
-    step = 0;
-    used.clear();
+    *this = {};
   }
 };
 
@@ -176,6 +179,7 @@ void run_accelerator(const Options& options) {
           for (auto& batch : *train_loader) {
             sleep_in_step(options);
             auto pass = accelerator.accumulate();
+            unprinted.add(step + 1, batch.numbers);
             options.die_if_asked(step, "forward");
             torch::Tensor loss;
             {
@@ -187,11 +191,10 @@ void run_accelerator(const Options& options) {
             options.die_if_asked(step, "backward");
             sum += loss.item<double>() * static_cast<double>(own);
             weight += static_cast<double>(own);
-            unprinted.add(batch.numbers);
             if (accelerator.sync_gradients()) {
               unprinted.loss = mean_over_ranks(accelerator, sum, weight);
               sum = weight = 0;
-              unprinted.step = ++step;
+              ++step;
             }
             accelerator.clip_grad_norm_(1.0);
             optimizer.step();
@@ -256,7 +259,7 @@ class PointTrainer : public hvd::Trainer<Net, Batch> {
     if (training) {
       sleep_in_step(options_);
       options_.die_if_asked(state().global_step, "forward");
-      unprinted.add(inputs.numbers);
+      unprinted.add(state().global_step + 1, inputs.numbers);
     }
     torch::Tensor loss =
         torch::nn::functional::cross_entropy(model->forward(inputs.data), inputs.target);
@@ -285,7 +288,6 @@ class Steps : public hvd::TrainerCallback {
   void on_step_end(const hvd::TrainingArguments&, const hvd::TrainerState& state,
                    hvd::TrainerControl&) override {
     options_.die_if_asked(state.global_step - 1, "step");
-    unprinted_.step = state.global_step;
   }
   /// The loss is logged after the commit of the step.
   void on_log(const hvd::TrainingArguments&, const hvd::TrainerState& state, hvd::TrainerControl&,

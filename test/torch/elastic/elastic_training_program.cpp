@@ -38,6 +38,7 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -174,6 +175,9 @@ class Program {
 
   void step(const std::vector<std::size_t>& samples) {
     sleep_in_step(options_);
+    unprinted_ = commits() + 1;
+    used_ = samples;
+    loss_.reset();
     const std::vector<std::int64_t> numbers(samples.begin(), samples.end());
     const torch::Tensor rows = torch::tensor(numbers, torch::kInt64);
     const auto weight = static_cast<std::int64_t>(samples.size());
@@ -208,11 +212,7 @@ class Program {
       die_if_asked("written");  // by all ranks
       hvd::barrier();
     }
-    // A commit at which the ranks change leaves the function, so its lines are printed at the next
-    // entry.
-    unprinted_ = commits() + 1;
     loss_ = (sums[0] / sums[1]).item<double>();
-    used_ = samples;
     ++step_;
     state_->commit();
     print();
@@ -221,9 +221,12 @@ class Program {
     die_if_asked("commit");
   }
 
+  /// Prints the lines of the last step, if it is committed. A change of the ranks leaves the
+  /// function, so the lines are printed at the next entry. A rank that is interrupted after its
+  /// gradients does not have the loss of a step that the others commit with its samples.
   void print() {
     if (unprinted_ == 0 || unprinted_ != commits()) return;
-    std::printf("loss %llu %a\n", commits(), loss_);
+    if (loss_) std::printf("loss %llu %a\n", commits(), *loss_);
     std::string used;
     for (const std::size_t sample : used_) used += " " + std::to_string(sample);
     std::printf("used %llu%s\n", commits(), used.c_str());
@@ -272,7 +275,7 @@ class Program {
   bool stopped_ = false;
   int fewest_ = 4;                    ///< the least number of ranks so far
   unsigned long long unprinted_ = 0;  ///< the commit of the following
-  double loss_ = 0;
+  std::optional<double> loss_;
   std::vector<std::size_t> used_;
 };
 
