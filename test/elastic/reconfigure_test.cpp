@@ -89,17 +89,15 @@ TEST(Reconfigure, SurvivorsOfAKillGoOn) {
   ForkedRanks ranks(4, [&](int own) {
     reconfigure(10, exchange_handles(board, 0, own, {0, 1, 2, 3}), kLongTimeout);
     expect_job_of(4, own);
-    if (own == 2) {
-      board.post(1, own);
-      ::pause();
-    }
+    meet(board, 1, own, {0, 1, 2, 3});
+    if (own == 2) ::pause();
     EXPECT_THROW(for (;;) sum(1), PeerLostError);
     EXPECT_THROW(sum(1), PeerLostError);
     reconfigure(11, exchange_handles(board, 2, own, {0, 1, 3}), kLongTimeout);
     expect_job_of(3, own == 3 ? 2 : own);
     shutdown();
   });
-  board.read(1, 2);
+  for (const int process : {0, 1, 2, 3}) board.read(1, process);
   ranks.kill(2);
   EXPECT_EQ(ranks.wait(2), 128 + SIGKILL);
   ranks.expect_all_succeed();

@@ -418,7 +418,7 @@ void ReducedParameter::complete_view(bool used) {
 }
 
 void ReducedParameter::complete(bool used) {
-  TORCH_INTERNAL_ASSERT_DEBUG_ONLY(!torch::GradMode::is_enabled());
+  const torch::NoGradGuard no_grad;
   view_.defined() ? complete_view(used) : complete_wire(used);
   add_kept();
   remember_result();
@@ -536,7 +536,7 @@ torch::Tensor ReducedParameter::dense_wire() const {
 }
 
 void ReducedParameter::end_cycle() {
-  TORCH_INTERNAL_ASSERT_DEBUG_ONLY(!torch::GradMode::is_enabled());
+  const torch::NoGradGuard no_grad;
   unit_.reset();
   reference_ = 0;
   result_factor_ = 1;

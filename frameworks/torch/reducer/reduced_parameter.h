@@ -219,7 +219,6 @@ class ReducedParameter {
 
   /// Makes the reduced values the parameter's gradient. @param used whether some rank has had a
   /// gradient. If no rank has, or the gradient was reset after it was sent, `.grad` stays as it is.
-  /// @pre no gradients are recorded (NoGradGuard), here and in end_cycle()
   void complete(bool used);
   /// Instead of complete(), after a reduction whose result is dropped: a gradient that was reduced
   /// in place holds the result nevertheless.

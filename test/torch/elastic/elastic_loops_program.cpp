@@ -31,8 +31,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <map>
-#include <set>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -115,8 +115,9 @@ double checksum(const torch::nn::Module& model, double rate) {
 }
 
 /// The samples and the loss of a step, which are printed once it is committed. A change of the
-/// ranks leaves the function, so the lines are printed at the next entry. A rank that is interrupted
-/// after its gradients does not have the loss of a step that the others commit with its samples.
+/// ranks leaves the function, so the lines are printed at the next entry. A rank that is
+/// interrupted after its gradients does not have the loss of a step that the others commit with its
+/// samples.
 struct Unprinted {
   std::int64_t step = 0;
   std::optional<double> loss;
