@@ -29,7 +29,8 @@ if [[ ${1:-} == --without-mpi ]]; then
 fi
 bash third_party/setup.sh "${setup[@]}"
 echo "quickstart: configuring build/release"
-quietly cmake --preset release || die "cmake failed; its last lines are above"
+# test/run.sh configures the same folder without the examples.
+quietly cmake --preset release -DHVD_BUILD_EXAMPLES=ON || die "cmake failed; its last lines are above"
 echo "quickstart: building mnist and hvdrun (some minutes the first time: LibTorch's headers are slow to compile)"
 quietly cmake --build --preset release --target mnist hvdrun || die "the build failed; its last lines are above"
 
