@@ -10,7 +10,10 @@
 #include <array>
 #include <asio/ip/v6_only.hpp>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
+#include <random>
+#include <thread>
 
 #include "base/interface.h"
 #include "base/text.h"
@@ -24,6 +27,8 @@ using asio::ip::tcp;
 
 constexpr const char* kAnyV4 = "0.0.0.0";
 constexpr const char* kAnyV6 = "::";
+/// The longest pause of a process that was refused together with another one, in microseconds.
+constexpr unsigned kMaxPauseUs = 10'000;
 
 /// Binds a socket to a port, at the first of the addresses that works. An IPv6 socket serves IPv4
 /// too. @param port 0: one that the system chooses
@@ -41,6 +46,7 @@ tcp::acceptor bind_anywhere(asio::io_context& io, const std::vector<std::string>
     if (port != 0) socket.set_option(tcp::acceptor::reuse_address(true), error);
     socket.bind(endpoint, error);
     if (!error) return socket;
+    if (error == asio::error::address_in_use) break;
   }
   return tcp::acceptor(io);
 }
@@ -63,14 +69,24 @@ tcp::acceptor listen_anywhere(asio::io_context& io, bool loopback_only) {
   throw LaunchError(ExitCode::kInternal, text("cannot listen on a TCP port: ", error.message()));
 }
 
+/// If two processes call listen() at once at a port to which both are bound, the system can refuse
+/// both. The process tries again in that case, and stops when bind() finds another one listening.
 tcp::acceptor listen_at(asio::io_context& io, std::uint16_t port) {
-  asio::error_code error;
-  tcp::acceptor listener = bind_anywhere(io, {kAnyV6, kAnyV4}, error, port);
-  if (!error) listener.listen(SOMAXCONN, error);
-  if (!error) return listener;
-  const std::string message = text("cannot listen at TCP port ", port, ": ", error.message());
-  if (error == asio::error::address_in_use) throw PortTaken(ExitCode::kUnavailable, message);
-  throw LaunchError(ExitCode::kInternal, message);
+  std::minstd_rand random{std::random_device{}()};
+  for (;;) {
+    asio::error_code error;
+    tcp::acceptor listener = bind_anywhere(io, {kAnyV6, kAnyV4}, error, port);
+    const bool bound = !error;
+    if (bound) listener.listen(SOMAXCONN, error);
+    if (!error) return listener;
+    if (!bound || error != asio::error::address_in_use) {
+      const std::string message = text("cannot listen at TCP port ", port, ": ", error.message());
+      if (error == asio::error::address_in_use) throw PortTaken(ExitCode::kUnavailable, message);
+      throw LaunchError(ExitCode::kInternal, message);
+    }
+    listener.close(error);
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % kMaxPauseUs));
+  }
 }
 
 tcp::acceptor reserve_port(asio::io_context& io) {

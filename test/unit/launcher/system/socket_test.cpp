@@ -4,7 +4,11 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <atomic>
+#include <barrier>
+#include <optional>
 #include <set>
+#include <thread>
 #include <vector>
 
 #include "system/unique_fd.h"
@@ -51,6 +55,35 @@ TEST(ReservedPort, RefusesConnectionsUntilItsOwnerListens) {
     ASSERT_TRUE(server);
     EXPECT_FALSE(serve(port, true)) << "only one server may listen at a time";
     EXPECT_EQ(peer_address(connect_to(io, port)), "127.0.0.1");
+  }
+}
+
+TEST(ListenAt, LetsExactlyOneOfManyListen) {
+  constexpr int kProcesses = 4, kRounds = 500;
+  asio::io_context io;
+  const tcp::acceptor reserved = reserve_port(io);
+  const std::uint16_t port = port_of(reserved);
+  ASSERT_GT(port, 0);
+  for (int round = 0; round < kRounds; ++round) {
+    std::barrier begin(kProcesses);
+    std::atomic<int> listening = 0, refused = 0;
+    std::vector<std::optional<tcp::acceptor>> listeners(kProcesses);
+    {
+      std::vector<std::jthread> threads;
+      for (auto& listener : listeners) {
+        threads.emplace_back([&] {
+          begin.arrive_and_wait();
+          try {
+            listener = listen_at(io, port);
+            ++listening;
+          } catch (const PortTaken&) {
+            ++refused;
+          }
+        });
+      }
+    }
+    ASSERT_EQ(listening, 1) << "round " << round;
+    ASSERT_EQ(refused, kProcesses - 1) << "round " << round;
   }
 }
 
