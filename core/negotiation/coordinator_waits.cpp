@@ -7,6 +7,7 @@
 #include "base/text.h"
 #include "hvd/error.h"
 #include "negotiation/coordinator.h"
+#include "negotiation/validator.h"
 
 namespace hvd::control {
 namespace {
