@@ -207,7 +207,7 @@ std::optional<ControlRouter::Received> ControlRouter::receive() {
   counters_.control_messages_received.add(1);
   auto decoded = [&] {
     try {
-      return wire::decode(message->bytes);
+      return wire::decode(message->bytes, known_items());
     } catch (const wire::WireError& error) {
       throw Error(text("rank ", control_.rank(), " received a corrupt message from rank ",
                        message->source, ": ", error.what()));
@@ -224,7 +224,7 @@ ControlRouter::Payload ControlRouter::handle(int source, wire::AnyMessage messag
   if (auto* update = std::get_if<wire::ReplayUpdate>(&message)) return *update;
   if (auto* abort = std::get_if<wire::Abort>(&message)) return std::move(*abort);
   if (auto* step = std::get_if<wire::PointMessage>(&message)) return std::move(*step);
-  if (const auto* report_in = std::get_if<wire::Report>(&message)) on_report(source, *report_in);
+  if (auto* report = std::get_if<wire::Report>(&message)) on_report(source, std::move(*report));
   if (const auto* blocked = std::get_if<wire::Blocked>(&message);
       blocked != nullptr && coordinator_) {
     coordinator_->record_blocked(source, blocked->last_applied);
@@ -248,9 +248,9 @@ ControlRouter::Payload ControlRouter::handle(int source, wire::AnyMessage messag
   return {};
 }
 
-void ControlRouter::on_report(int source, const wire::Report& report) {
+void ControlRouter::on_report(int source, wire::Report report) {
   for (const auto& applied : report.applied) watch_.on_message_from(applied.ranks);
-  if (aggregator_) return aggregator_->accept(report, time_.now());
+  if (aggregator_) return aggregator_->accept(std::move(report), time_.now());
   if (!coordinator_) refuse(source, "reported", ", which does not coordinate");
   const RankSet sender(source);
   for (const auto& applied : report.applied) {

@@ -130,7 +130,10 @@ class ControlRouter {
  private:
   using Payload = decltype(Received::payload);
   Payload handle(int source, wire::AnyMessage);
-  void on_report(int source, const wire::Report&);
+  void on_report(int source, wire::Report);
+  std::span<const std::byte> known_items() const noexcept {
+    return aggregator_ ? aggregator_->known_items() : std::span<const std::byte>();
+  }
   void count_local_message() noexcept;
   [[noreturn]] void refuse(int source, const std::string& what, const std::string& why) const;
 

@@ -322,25 +322,79 @@ Aggregator::Aggregator(RankSet subtree, const Negotiator& state, Duration longes
       longest_hold_(longest_hold),
       pass_through_(state.cache()) {}
 
-void Aggregator::accept(const wire::Report& merged, TimePoint now) {
+void Aggregator::accept(wire::Report merged, TimePoint now) {
   for (const auto& applied : merged.applied) record_applied(applied.ranks, applied.last_applied);
   const RankSet leaving = leaving_since(merged, replay_plan_);
   leaving_.add(leaving);
   ended_.add(intersection(merged.ended, leaving));
   if (merged.overdue) forward_overdue();
   if (merged.sections.empty()) acknowledged_ = true;
-  for (const auto& section : merged.sections) {
+  if (merged.sections.empty() || keep_if_equal(merged.sections, now)) return;
+  for (auto& section : merged.sections) {
     if (section.groups.empty() || section.as_of < replay_plan_) continue;
     HeldReports& held = held_as_of(section.as_of);
-    for (const auto& group : section.groups) {
-      for (const auto& hits : group.hits)
-        add_hits(held, hits.slots, group.ranks, hits.report_number, now);
-      for (const auto& hit : group.unnamed_hits)
-        add_unnamed_hit(held, hit, group.ranks, section.as_of, now);
-      for (const auto& asked : group.requests) add_request(held, asked, group.ranks, now);
-    }
+    for (auto& group : section.groups) add_group(held, std::move(group), section.as_of, now);
     if (held.empty()) held_.erase(std::min(section.as_of, epoch_));
   }
+}
+
+void Aggregator::add_group(HeldReports& held, wire::Report::Group group, std::uint64_t as_of,
+                           TimePoint now) {
+  for (auto& hits : group.hits)
+    add_hits(held, std::move(hits.slots), group.ranks, hits.report_number, now);
+  for (const auto& hit : group.unnamed_hits) add_unnamed_hit(held, hit, group.ranks, as_of, now);
+  for (auto& asked : group.requests) add_request(held, std::move(asked), group.ranks, now);
+}
+
+// See Note [Equal reports] in equal_reports.h. If it returns false, no equal reports are kept any
+// more, and all groups have their items.
+bool Aggregator::keep_if_equal(std::vector<wire::Report::Section>& sections, TimePoint now) {
+  stop_if_done();
+  wire::Report::Section& first = sections.front();
+  const bool alone = sections.size() == 1 && first.groups.size() == 1 && first.as_of >= epoch_ &&
+                     held_.empty() && !passing_through();
+  if (alone && equal_.add(first.groups.front())) return true;
+  if (alone && equal_.empty() && may_keep(first.groups.front(), first.as_of)) {
+    equal_.begin(std::move(first.groups.front()), now);
+    return true;
+  }
+  for (auto& section : sections) {
+    for (auto& group : section.groups) {
+      if (!group.known) continue;
+      RankSet ranks = std::move(group.ranks);
+      group = equal_.group();
+      group.ranks = std::move(ranks);
+    }
+  }
+  release_equal();
+  return false;
+}
+
+// Only operations of all ranks that need none of the rules of Note [Holding reports back].
+bool Aggregator::may_keep(const wire::Report::Group& group, std::uint64_t as_of) const {
+  const auto slots_of_all = [&](const wire::StampedHits& hits) {
+    wire::SlotSet of_others = hits.slots;
+    of_others.intersect(state_.cache().slots_of_other_sets());
+    return of_others.empty();
+  };
+  const auto hit_of_all = [&](const wire::StampedUnnamedHit& unnamed) {
+    const wire::Response* const cached = state_.cache().find(unnamed.hit.slot, as_of);
+    return cached != nullptr && cached->request.process_set == 0;
+  };
+  const auto request_of_all = [&](const wire::StampedRequest& asked) {
+    const wire::Request& request = asked.request;
+    return request.process_set == 0 && request.kind != OpKind::kJoin && asked.first_dims.empty() &&
+           (request.unnamed || !state_.cache().find(request));
+  };
+  return std::ranges::all_of(group.hits, slots_of_all) &&
+         std::ranges::all_of(group.unnamed_hits, hit_of_all) &&
+         std::ranges::all_of(group.requests, request_of_all);
+}
+
+void Aggregator::release_equal() {
+  if (equal_.empty()) return;
+  const TimePoint since = equal_.since();
+  add_group(held_[epoch_], equal_.take(), epoch_, since);
 }
 
 HeldReports& Aggregator::held_as_of(std::uint64_t as_of) {
@@ -413,6 +467,7 @@ std::optional<TimePoint> Aggregator::deadline() const {
   for (const auto& [as_of, held] : held_) {
     if (const auto since = held.oldest()) oldest = std::min(oldest.value_or(*since), *since);
   }
+  if (!equal_.empty()) oldest = equal_.since();  // then no other report is held
   if (!oldest) return std::nullopt;
   return passing_through() ? *oldest : *oldest + longest_hold_;
 }
@@ -423,8 +478,10 @@ std::optional<wire::Report> Aggregator::next_report(TimePoint now) {
   if (!passing_through()) {
     if (const auto limit = deadline(); limit && *limit <= now) forward_overdue();
   }
+  if (passing_through()) release_equal();
+  const bool equal_complete = !equal_.empty() && members_.complete(equal_.group().ranks, 0);
   const bool anything = (passing_through() ? !held_.empty() : anything_complete_) ||
-                        acknowledged_ || overdue_ || !leaving_.empty();
+                        equal_complete || acknowledged_ || overdue_ || !leaving_.empty();
   if (!anything) return std::nullopt;
   wire::Report report;
   report.overdue = std::exchange(overdue_, false);
@@ -438,6 +495,11 @@ std::optional<wire::Report> Aggregator::next_report(TimePoint now) {
     move_out(held->second, section);
     if (!section.groups.empty()) report.sections.push_back(std::move(section));
     held = held->second.empty() ? held_.erase(held) : std::next(held);
+  }
+  if (equal_complete) {
+    wire::Report::Section section{epoch_};
+    section.groups.push_back(equal_.take());
+    report.sections.push_back(std::move(section));
   }
   acknowledged_ = anything_complete_ = false;
   return report;
@@ -459,7 +521,7 @@ void Aggregator::forward_overdue() noexcept {
 }
 
 void Aggregator::stop_if_done() noexcept {
-  if (held_.empty() && !overdue_) pass_through_.stop_if_done();
+  if (!holds_anything() && !overdue_) pass_through_.stop_if_done();
 }
 
 void Aggregator::apply(const wire::Plan& plan) {
@@ -478,6 +540,7 @@ void Aggregator::apply(const wire::Plan& plan) {
 void Aggregator::forget_for_replay(std::uint64_t sequence) {
   replay_plan_ = sequence;
   held_.clear();
+  equal_.clear();
   leaving_ = {};
   ended_ = {};
   anything_complete_ = overdue_ = false;
@@ -485,6 +548,7 @@ void Aggregator::forget_for_replay(std::uint64_t sequence) {
 }
 
 void Aggregator::begin_epoch(std::uint64_t sequence) {
+  release_equal();
   if (!held_.empty()) pass_through_.start();
   epoch_ = sequence;
   members_.forget_sets();

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -12,6 +13,7 @@
 
 #include "base/clock.h"
 #include "base/rank_set.h"
+#include "negotiation/equal_reports.h"
 #include "negotiation/messages.h"
 #include "negotiation/negotiator.h"
 #include "negotiation/process_set_table.h"
@@ -164,7 +166,11 @@ class Aggregator {
   Aggregator& operator=(const Aggregator&) = delete;
 
   /// Adds a report of this rank or of a child.
-  void accept(const wire::Report&, TimePoint now);
+  /// @param merged its `known` groups were decoded with the present known_items()
+  void accept(wire::Report merged, TimePoint now);
+  /// The bytes of items that further reports of children are likely to contain, for wire::decode().
+  /// Valid until the next call of a function that is not const.
+  std::span<const std::byte> known_items() const noexcept { return equal_.known_items(); }
   /// @pre this rank's negotiator has applied the plan
   void apply(const wire::Plan&);
 
@@ -172,11 +178,15 @@ class Aggregator {
   std::optional<wire::Report> next_report(TimePoint now);
   /// The time at which next_report() will return a report even if no message arrives.
   std::optional<TimePoint> deadline() const;
-  bool holds_anything() const noexcept { return !held_.empty(); }
+  bool holds_anything() const noexcept { return !held_.empty() || !equal_.empty(); }
   /// Whether it forwards every report at once. See PassThrough.
   bool passing_through() const noexcept { return pass_through_.active(); }
 
  private:
+  bool keep_if_equal(std::vector<wire::Report::Section>&, TimePoint now);
+  bool may_keep(const wire::Report::Group&, std::uint64_t as_of) const;
+  void release_equal();
+  void add_group(HeldReports&, wire::Report::Group, std::uint64_t as_of, TimePoint now);
   HeldReports& held_as_of(std::uint64_t as_of);
   void record_applied(RankSpan ranks, std::uint64_t last_applied);
   void add_hits(HeldReports&, wire::SlotSet slots, RankSpan ranks, std::uint64_t report_number,
@@ -202,6 +212,7 @@ class Aggregator {
   std::uint64_t replay_plan_ = 0;  ///< the last plan that began a replay
   /// Keyed by the plan that the slots refer to.
   std::map<std::uint64_t, HeldReports> held_;  // no entry is empty
+  EqualReports equal_;                         ///< as of epoch_ or later; empty unless held_ is
   std::map<std::uint64_t, RankSet> applied_;
   RankSet leaving_;
   RankSet ended_;  ///< the leaving ranks that have not called shutdown()

@@ -73,6 +73,15 @@ std::string Reader::text(const char* field, std::size_t longest) {
   return std::string(reinterpret_cast<const char*>(part.data()), part.size());
 }
 
+bool Reader::skip_known() noexcept {
+  const auto next = bytes_.subspan(offset_);
+  if (known_.empty() || next.size() < known_.size() ||
+      !std::equal(known_.begin(), known_.end(), next.begin()))
+    return false;
+  offset_ += known_.size();
+  return true;
+}
+
 std::span<const std::byte> Reader::raw(const char* field, std::size_t size) {
   if (remaining() < size) fail(field, "the message ends early");
   const auto part = bytes_.subspan(offset_, size);

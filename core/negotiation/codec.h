@@ -43,7 +43,9 @@ class Writer {
 /// and the offset.
 class Reader {
  public:
-  explicit Reader(std::span<const std::byte> bytes) : bytes_(bytes) {}
+  /// @param known see skip_known()
+  explicit Reader(std::span<const std::byte> bytes, std::span<const std::byte> known = {})
+      : bytes_(bytes), known_(known) {}
 
   std::uint8_t u8(const char* field);
   /// Reads a number of at most `highest`.
@@ -56,12 +58,16 @@ class Reader {
   /// forged count cannot cause a large allocation.
   std::size_t count(const char* field, std::size_t highest);
 
+  /// Skips the known bytes if there are any and they come next. @return whether it has done so
+  bool skip_known() noexcept;
+
   std::size_t remaining() const noexcept { return bytes_.size() - offset_; }
   void expect_end() const;
   [[noreturn]] void fail(const char* field, const std::string& what) const;
 
  private:
   std::span<const std::byte> bytes_;
+  std::span<const std::byte> known_;
   std::size_t offset_ = 0;
 };
 

@@ -13,7 +13,7 @@
 //     stall_inspector.h, rank_records.h    operations that lack ranks, and the state of each rank
 //     wait_inquiries.h                     which ranks an operation waits for, on request
 //   response_cache.h, process_set_table.h  state that is equal on all ranks
-//   tree.h, aggregator.h                 merging reports on their way to rank 0
+//   tree.h, aggregator.h, equal_reports.h  merging reports on their way to rank 0
 //   replays.h                            which steps repeat
 //   schedule_replay.h, dissemination_barrier.h  repeating steps without plans
 //   liveness.h                           pings to other hosts

@@ -524,8 +524,8 @@ Bytes encode(const WaitAnswer& answer) {
 Bytes encode(const Ping&) { return std::move(start(MessageKind::kPing)).take(); }
 Bytes encode(const Pong&) { return std::move(start(MessageKind::kPong)).take(); }
 
-AnyMessage decode(std::span<const std::byte> bytes) {
-  Reader in(bytes);
+AnyMessage decode(std::span<const std::byte> bytes, std::span<const std::byte> known_items) {
+  Reader in(bytes, known_items);
   if (const auto magic = in.u8("magic"); magic != kMagic) {
     in.fail("magic", text("expected ", kMagic, ", got ", magic));
   }

@@ -246,6 +246,8 @@ struct Report {
     std::vector<StampedHits> hits = {};
     std::vector<StampedUnnamedHit> unnamed_hits = {};
     std::vector<StampedRequest> requests = {};
+    /// The items are those whose bytes decode() was given, and are not repeated here.
+    bool known = false;
     friend bool operator==(const Group&, const Group&) = default;
   };
   /// Slots refer to the cache as of plan `as_of`. A rank requests each operation at most once
@@ -412,11 +414,16 @@ Bytes encode(const WaitReply&);
 Bytes encode(const WaitAnswer&);
 /// Encodes a request as within messages. Equal requests have equal bytes.
 Bytes encode(const Request&);
+/// Encodes the items of a group, without its ranks, as within a report.
+Bytes encode_items(const Report::Group&);
 /// Returns the encoded plan with another sequence number. @param plan an encoded plan with the
 /// sequence 0
 Bytes renumber(std::span<const std::byte> plan, std::uint64_t sequence);
 /// Decodes a message. A PointMessage refers to the argument's bytes. Never reads out of bounds, and
-/// never allocates more than a small multiple of the message's size. @throws WireError
-AnyMessage decode(std::span<const std::byte>);
+/// never allocates more than a small multiple of the message's size.
+/// @param known_items from encode_items(), without first dimensions; a group of a report with the
+/// same bytes is not decoded again
+/// @throws WireError
+AnyMessage decode(std::span<const std::byte>, std::span<const std::byte> known_items = {});
 
 }  // namespace hvd::wire

@@ -144,6 +144,8 @@ void write_items(Writer& out, const Report::Group& group) {
 
 // Reads a group except its ranks, which the caller has set.
 void read_items(Reader& in, Report::Group& group) {
+  group.known = in.skip_known();
+  if (group.known) return;
   const std::uint64_t base = in.varint("report number", kHighestReportNumber);
   const std::size_t hits = in.count("hits", kMaxTensors);
   for (std::size_t i = 0; i < hits; ++i) {
@@ -187,13 +189,12 @@ bool is_of_one_rank(const Report& report) {
 void read_report_of_one_rank(Reader& in, std::uint8_t flags, Report& report) {
   const RankSet rank(static_cast<int>(in.varint("rank", kMaxRanks - 1)));
   const std::uint64_t last_applied = in.varint("last applied plan", kAnyNumber);
-  report.applied = {{last_applied, rank}};
+  report.applied.push_back({last_applied, rank});
   if ((flags & kSomeLeave) != 0) report.leaving = rank;
   if ((flags & kSomeEnded) != 0) report.ended = rank;
   if ((flags & kOneRankHasItems) == 0) return;
-  Report::Group group{rank};
-  read_items(in, group);
-  report.sections = {{last_applied, {std::move(group)}}};
+  Report::Section& section = report.sections.emplace_back(Report::Section{last_applied});
+  read_items(in, section.groups.emplace_back(Report::Group{rank}));
 }
 
 void read_report_of_many_ranks(Reader& in, std::uint8_t flags, Report& report) {
@@ -203,7 +204,7 @@ void read_report_of_many_ranks(Reader& in, std::uint8_t flags, Report& report) {
     Report::Applied entry{in.varint("last applied plan", kAnyNumber)};
     entry.ranks = read_ranks_of(in, "ranks of a plan");
     if (intersects(known, entry.ranks)) in.fail("ranks of a plan", "a rank is named twice");
-    known.add(entry.ranks);
+    if (i + 1 < applied) known.add(entry.ranks);
     report.applied.push_back(std::move(entry));
   }
   if ((flags & kSomeLeave) != 0) report.leaving = read_rank_set(in, "leaving ranks");
@@ -215,9 +216,8 @@ void read_report_of_many_ranks(Reader& in, std::uint8_t flags, Report& report) {
       in.fail("as of plan", "not ascending");
     const std::size_t groups = in.count("groups", kMaxTensors);
     for (std::size_t g = 0; g < groups; ++g) {
-      Report::Group group{read_ranks_of(in, "ranks of a group")};
-      read_items(in, group);
-      section.groups.push_back(std::move(group));
+      RankSet ranks = read_ranks_of(in, "ranks of a group");
+      read_items(in, section.groups.emplace_back(Report::Group{std::move(ranks)}));
     }
     report.sections.push_back(std::move(section));
   }
@@ -234,6 +234,12 @@ Report read_report(Reader& in) {
                           : read_report_of_many_ranks(in, flags, report);
   if (!contains(report.leaving, report.ended)) in.fail("ended ranks", "not among the leaving");
   return report;
+}
+
+Bytes encode_items(const Report::Group& group) {
+  Writer out;
+  write_items(out, group);
+  return std::move(out).take();
 }
 
 Bytes encode(const Report& report) {

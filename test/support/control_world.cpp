@@ -65,14 +65,16 @@ bool ControlWorld::report(int rank, TimePoint now) {
 }
 
 bool ControlWorld::receive(int to, const wire::Bytes& bytes, TimePoint now) {
-  return accept(to, wire::decode(bytes), now);
+  const auto& aggregator = at(to).aggregator;
+  const auto known = aggregator ? aggregator->known_items() : std::span<const std::byte>();
+  return accept(to, wire::decode(bytes, known), now);
 }
 
-bool ControlWorld::accept(int to, const wire::AnyMessage& message, TimePoint now) {
+bool ControlWorld::accept(int to, wire::AnyMessage message, TimePoint now) {
   auto& aggregator = at(to).aggregator;
-  const auto& report = std::get<wire::Report>(message);
+  auto& report = std::get<wire::Report>(message);
   if (aggregator) {
-    aggregator->accept(report, now);
+    aggregator->accept(std::move(report), now);
     return forward(to, now);
   }
   coordinator_.accept(report, now);

@@ -64,7 +64,7 @@ class ControlWorld {
   bool report(int rank, TimePoint now);
   bool receive(int to, const wire::Bytes&, TimePoint now);
   /// Like receive(), for a decoded message. An inner rank also accepts its own report.
-  bool accept(int to, const wire::AnyMessage&, TimePoint now);
+  bool accept(int to, wire::AnyMessage, TimePoint now);
   /// Forwards the reports that an inner rank no longer holds back. The functions above do it too.
   bool forward(int rank, TimePoint now);
 

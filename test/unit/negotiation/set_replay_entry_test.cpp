@@ -26,7 +26,7 @@ wire::Request making(std::vector<int> ranks) {
   return request;
 }
 
-wire::Request of_set(wire::Request request, int process_set) {
+wire::Request request_of_set(wire::Request request, int process_set) {
   request.process_set = process_set;
   return request;
 }
@@ -42,7 +42,7 @@ class SetReplayEntry : public ::testing::Test {
   }
   void submit(const std::string& name, int process_set) {
     for (const int rank : members(process_set))
-      cluster_.submit(rank, of_set(allreduce(name), process_set));
+      cluster_.submit(rank, request_of_set(allreduce(name), process_set));
   }
   static std::vector<int> members(int process_set) {
     return process_set == 1 ? std::vector<int>{0, 1} : std::vector<int>{1, 2};
@@ -106,11 +106,11 @@ TEST_F(SetReplayEntry, OnePlanBeginsOneReplay) {
 
 TEST_F(SetReplayEntry, OperationsOfOtherSetsStayPending) {
   warm_up(2);
-  cluster_.submit(1, of_set(allreduce("early"), 1));
+  cluster_.submit(1, request_of_set(allreduce("early"), 1));
   cluster_.submit(1, allreduce("of all"));
   EXPECT_THAT(enters(step(2), 2), ElementsAre(false, true, true));
   EXPECT_EQ(cluster_.rank(1).awaiting(), 2U);
-  cluster_.submit(0, of_set(allreduce("early"), 1));
+  cluster_.submit(0, request_of_set(allreduce("early"), 1));
   EXPECT_THAT(cluster_.exchange()[1].batches, SizeIs(1));
   for (const int rank : {0, 2}) cluster_.submit(rank, allreduce("of all"));
   EXPECT_THAT(cluster_.exchange()[1].batches, SizeIs(1));
@@ -119,21 +119,21 @@ TEST_F(SetReplayEntry, OperationsOfOtherSetsStayPending) {
 TEST_F(SetReplayEntry, AReportFromBeforeIsIgnoredForThisSetOnly) {
   warm_up(2);
   decide_replay(2);
-  cluster_.submit(1, of_set(allreduce("late"), 2));
-  cluster_.submit(1, of_set(allreduce("late"), 1));
+  cluster_.submit(1, request_of_set(allreduce("late"), 2));
+  cluster_.submit(1, request_of_set(allreduce("late"), 1));
   cluster_.submit(1, making({1, 2}));
   const wire::Bytes crossing = cluster_.send(1);
   cluster_.arrive(crossing);
   cluster_.apply_everywhere();
   EXPECT_EQ(cluster_.rank(1).awaiting(), 1U) << "it withdraws what it submits again later";
   // Nothing that it has withdrawn counts.
-  cluster_.submit(2, of_set(allreduce("late"), 2));
+  cluster_.submit(2, request_of_set(allreduce("late"), 2));
   cluster_.submit(2, making({1, 2}));
-  cluster_.submit(0, of_set(allreduce("late"), 1));
+  cluster_.submit(0, request_of_set(allreduce("late"), 1));
   const std::vector<Applied> applied = cluster_.exchange();
   EXPECT_THAT(applied[1].batches, SizeIs(1));
   EXPECT_THAT(applied[2].batches, IsEmpty());
-  cluster_.submit(1, of_set(allreduce("late"), 2));
+  cluster_.submit(1, request_of_set(allreduce("late"), 2));
   cluster_.submit(1, making({1, 2}));
   EXPECT_THAT(cluster_.exchange()[2].batches, SizeIs(2));
 }
@@ -150,7 +150,7 @@ TEST_F(SetReplayEntry, ALeaveFromBeforeIsIgnoredIfItIsOfAMember) {
   leave(1, plan.sequence - 1);
   leave(2, plan.sequence - 1);
   cluster_.apply_everywhere();
-  cluster_.submit(0, of_set(allreduce("w"), 1));
+  cluster_.submit(0, request_of_set(allreduce("w"), 1));
   cluster_.report_all();
   EXPECT_FALSE(cluster_.decide()) << "rank 1 may still submit it";
   cluster_.rank(1).request_shutdown();
@@ -168,7 +168,7 @@ TEST_F(SetReplayEntry, APendingChangeOfTheSetsPreventsIt) {
 }
 
 TEST_F(SetReplayEntry, ASetOnAGpuIsNotReplayed) {
-  wire::Request request = of_set(allreduce("a"), 2);
+  wire::Request request = request_of_set(allreduce("a"), 2);
   request.device = DeviceType::kCuda;
   for (int i = 0; i < 6; ++i) {
     for (const int rank : {1, 2}) cluster_.submit(rank, request);
@@ -183,7 +183,7 @@ TEST_F(SetReplayEntry, InAJobOfSeveralHostsNoSetIsReplayed) {
   for (const int rank : {0, 1}) cluster.submit(rank, making({0, 1}));
   cluster.exchange();
   for (int i = 0; i < 6; ++i) {
-    cluster.submit_everywhere(of_set(allreduce("a"), 1));
+    cluster.submit_everywhere(request_of_set(allreduce("a"), 1));
     for (const Applied& applied : cluster.exchange()) EXPECT_THAT(applied.replay, IsEmpty());
   }
 }
@@ -212,7 +212,7 @@ TEST_F(SetReplayEntry, ADisplacedOperationIsNotReplayed) {
   cluster.exchange();
   for (int i = 0; i < 20; ++i) {
     for (const char* const name : {"a", "b"}) {
-      cluster.submit_everywhere(of_set(allreduce(name), 1));
+      cluster.submit_everywhere(request_of_set(allreduce(name), 1));
       cluster.submit_everywhere(allreduce(numbered("other", static_cast<std::uint64_t>(i))));
       for (const Applied& applied : cluster.exchange()) EXPECT_THAT(applied.replay, IsEmpty());
     }
