@@ -140,7 +140,7 @@ struct ControlOptions {
   /// sleeps.
   double pause_ms = 1.0;
   /// Numbers of ranks to simulate.
-  std::vector<int> worlds = {64, 256, 1024, 4096, 16384};
+  std::vector<int> worlds = {64, 256, 1024, 4096, 16384, 100'000};
   int tensors = 161;
 };
 

@@ -298,11 +298,15 @@ Json json_of(const RoundCost& cost) {
 }
 
 constexpr int kMaxRanksWithoutTree = 33;
+/// Larger worlds are measured with a tree only, because rank 0 alone takes seconds for a round.
+constexpr int kMaxRanksForComparison = 16384;
 
 Json measure_worlds(const ControlOptions& options) {
   Json worlds = Json::array();
   for (const int ranks : options.worlds) {
-    std::vector<WorldCost> costs = {measure_world(ranks, options.tensors, /*tree=*/false)};
+    std::vector<WorldCost> costs;
+    if (ranks <= kMaxRanksForComparison)
+      costs.push_back(measure_world(ranks, options.tensors, /*tree=*/false));
     if (ranks > kMaxRanksWithoutTree)
       costs.push_back(measure_world(ranks, options.tensors, /*tree=*/true));
     for (const WorldCost& cost : costs) {
