@@ -4,6 +4,8 @@
 # The "hosts" are network namespaces of this machine, so it has to run as root; without the right to make them it ends with 77.
 # ROUNDS (20) and OPTIONS (for `hvd-bench carriers`) change what is measured:
 #   ROUNDS=5 OPTIONS="--sizes 8,1MiB" bash bench/two_hosts.sh
+# With COMMAND it runs this command of hvd-bench instead, with hvd over MPI and then over UCX, beside the MPI peers:
+#   COMMAND="collectives --kinds allreduce --min 1MiB --max 64MiB" bash bench/two_hosts.sh
 # With JOBS it measures the first negotiation of so many jobs over each instead (first_negotiation.cpp):
 #   JOBS=40 bash bench/two_hosts.sh
 set -euo pipefail
@@ -58,6 +60,12 @@ over_ucx() {
   wait $!
 }
 
+if [ -n "${COMMAND:-}" ]; then
+  read -ra command <<<"$COMMAND"
+  over_mpi "$bench" --retain-heap "${command[@]}"
+  over_mpi "$bench" --retain-heap --init-method tcp://10.79.0.1:29400 "${command[@]}"
+  exit
+fi
 if [ -z "${JOBS:-}" ]; then
   over_mpi "$bench" --init-method tcp://10.79.0.1:29400 carriers --rounds "${ROUNDS:-20}" "${options[@]}" --json "$json"
   exit
