@@ -32,7 +32,7 @@ void count_accepted(const wire::Report& merged, UniformWorld::Round& round) {
 // glibc's malloc merges the small chunks that were freed when a larger one is allocated next. Here
 // these are the chunks of all simulated ranks, which rank 0 of a job does not have.
 void merge_freed_chunks() {
-  void* const volatile large = std::malloc(std::size_t{1} << 16);  // volatile: is not optimized out
+  void* const volatile large = std::malloc(std::size_t{1} << 16);  // volatile keeps it
   std::free(large);
 }
 
