@@ -358,14 +358,8 @@ bool Aggregator::keep_if_equal(std::vector<wire::Report::Section>& sections, Tim
     equal_.begin(std::move(first.groups.front()), now);
     return true;
   }
-  for (auto& section : sections) {
-    for (auto& group : section.groups) {
-      if (!group.known) continue;
-      RankSet ranks = std::move(group.ranks);
-      group = equal_.group();
-      group.ranks = std::move(ranks);
-    }
-  }
+  for (auto& section : sections)
+    for (auto& group : section.groups) equal_.restore(group);
   release_equal();
   return false;
 }

@@ -212,7 +212,7 @@ class Aggregator {
   std::uint64_t replay_plan_ = 0;  ///< the last plan that began a replay
   /// Keyed by the plan that the slots refer to.
   std::map<std::uint64_t, HeldReports> held_;  // no entry is empty
-  EqualReports equal_;                         ///< as of epoch_ or later; empty unless held_ is
+  EqualReports equal_;  ///< as of epoch_ or later; held_ is empty while reports are kept here
   std::map<std::uint64_t, RankSet> applied_;
   RankSet leaving_;
   RankSet ended_;  ///< the leaving ranks that have not called shutdown()

@@ -20,6 +20,14 @@ bool EqualReports::add(const wire::Report::Group& group) {
   return true;
 }
 
+void EqualReports::restore(wire::Report::Group& restored) const {
+  HVD_EXPECT(!restored.known || !empty(), "the known items are kept");
+  if (!restored.known) return;
+  RankSet ranks = std::move(restored.ranks);
+  restored = group();
+  restored.ranks = std::move(ranks);
+}
+
 const wire::Report::Group& EqualReports::group() const noexcept {
   HVD_EXPECT(!empty(), "reports are kept");
   return *group_;

@@ -27,6 +27,8 @@ class EqualReports {
   /// Adds the ranks of a group with the same items.
   /// @return false when the items differ, or when one of the ranks has reported them before
   bool add(const wire::Report::Group&);
+  /// Gives a group whose items are `known` ones its items. @pre not empty() if they are
+  void restore(wire::Report::Group&) const;
 
   /// The items and all ranks that have reported them. @pre not empty()
   const wire::Report::Group& group() const noexcept;

@@ -48,6 +48,9 @@ TEST(EqualReports, ItemsWithKnownBytesAreNotDecodedAgain) {
   EXPECT_TRUE(group_of(same).known);
   EXPECT_THAT(group_of(same).requests, SizeIs(0));
   EXPECT_EQ(group_of(same).ranks, RankSet(5));
+  wire::Report::Group restored = group_of(same);
+  equal.restore(restored);
+  EXPECT_EQ(restored, group_of(report_of(5, {"a", "b"})));
   EXPECT_THAT(same.applied, ElementsAre(wire::Report::Applied{0, RankSet(5)}));
   for (const wire::Report& other : {report_of(5, {"a"}), report_of(5, {"a", "c"}),
                                     report_of(5, {"a", "b", "c"}), report_of(5, {"a", "b"}, 2)}) {
