@@ -143,8 +143,8 @@ struct Submission {
   /// in parts, but each may divide it differently. Valid until the operation is done.
   std::span<const TensorPart> parts = {};
   /// Called once, on the thread that drives the engine, when the sizes are known: Allgather,
-  /// Alltoall, Scatter, and Gather (at the destination only). It returns the output; the memory's
-  /// owner is whatever the callback captured. An allgather's input may lie in the output, where
+  /// Alltoall, Scatter, and Gather (at the destination only). It returns the output, whose memory
+  /// must be owned by the callback's captures. An allgather's input may lie in the output, where
   /// this rank's rows go.
   std::function<TensorView(const OutputSizes&)> allocate_output = {};
   int process_set = 0;
@@ -168,7 +168,8 @@ struct Submission {
   /// operation fails in flight.
   std::shared_ptr<const void> keep_alive = {};
   /// Called once on the thread that drives the engine. Must not block, throw, or call into hvd. On
-  /// a GPU the result is ready once the device has reached `output_ready`; null: it is ready.
+  /// a GPU the result is ready once the device has reached `output_ready`; if that is null, the
+  /// result is ready now.
   std::function<void(const Status&, const EventPtr& output_ready)> on_done = {};
 
   OpKind kind() const noexcept { return static_cast<OpKind>(parameters.index()); }
@@ -255,8 +256,8 @@ class Operation {
   std::string describe_wait(std::chrono::nanoseconds limit = std::chrono::milliseconds(300)) const;
   /// How it ended. Valid once done().
   const Status& status() const;
-  /// On a GPU: the event after which the result is ready (see hvd::wait_for_event()); null: it is
-  /// ready. Valid once done().
+  /// On a GPU: the event after which the result is ready (see hvd::wait_for_event()). Null: the
+  /// result is ready now. Valid once done().
   EventPtr output_ready() const;
   /// kJoin: the last rank to join. kAddProcessSet: the number of the new set. Valid once done() and
   /// status().ok().

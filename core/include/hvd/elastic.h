@@ -27,8 +27,9 @@ class GenerationOver : public Error {
   using Error::Error;
 };
 
-/// A part of the state that only some ranks have is lost. If a function of at_each_generation()
-/// throws it on all ranks, the job continues from RunOptions::load, or ends if that is empty.
+/// Reports the loss of a part of the state that only some ranks had. If a function of
+/// at_each_generation() throws it on all ranks, the job continues from RunOptions::load, or ends if
+/// that is empty.
 class StateLostError : public Error {
  public:
   using Error::Error;
@@ -77,7 +78,7 @@ struct Part {
   /// Called after each commit, and when the state was loaded, with the number of commits. May be
   /// empty.
   std::function<void(std::uint64_t commits)> committed = {};
-  /// Called when the last commit is lost, so that this process has no state until it loads or
+  /// Called when this process loses the last commit. It then has no state until it loads or
   /// receives one. May be empty.
   std::function<void()> lost = {};
   /// If it is not empty, commits do not copy this part, and the function returns whether the part

@@ -20,14 +20,14 @@ namespace hvd {
 /// @throws std::bad_alloc. Thread-safe; usable before init().
 std::shared_ptr<std::byte> allocate_shared(std::size_t bytes);
 
-/// The same for use by an allocator: returns a block that free_shared_block() frees. Its pages stay
-/// mapped for their next use, which then causes no page faults. Null when there is no such memory,
-/// or it is used up, and in a child made by fork(); the first time a warning in the log gives the
+/// The same for use by an allocator: returns a block that free_shared_block() frees. Freed pages
+/// stay mapped, so that their next use causes no page faults. Null when there is no such memory,
+/// when it is used up, and in a child made by fork(). The first failure logs a warning with the
 /// reason. Thread-safe; usable before init(), and until the very end of the process.
 std::byte* allocate_shared_block(std::size_t bytes) noexcept;
-/// @return false, without effect, if `block` is not an address in such memory. @pre otherwise it is
-/// from allocate_shared_block() (unchecked: the arena looks it up). Thread-safe. In a child made by
-/// fork() inherited blocks are not used again.
+/// @return false, without effect, if `block` is not an address in such memory. @pre an address in
+/// such memory is a block from allocate_shared_block() (unchecked: the arena looks it up).
+/// Thread-safe. In a child made by fork() inherited blocks are not used again.
 bool free_shared_block(void* block) noexcept;
 
 /// Returns the pages of freed blocks to the system. Thread-safe. No effect in a child made by

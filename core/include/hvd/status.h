@@ -26,7 +26,7 @@ inline constexpr int kStatusCodeCount = 7;
 struct Status {
   StatusCode code = StatusCode::kOk;
   std::string message = {};
-  int rank = -1;  ///< the lost rank, for kPeerLost
+  int rank = -1;  ///< the lost rank (kPeerLost) or the missing one (kStalled); -1: unknown
 
   bool ok() const noexcept { return code == StatusCode::kOk; }
   /// Throws the error class that belongs to the code, unless ok().

@@ -14,7 +14,7 @@
 /// Versions. Structs begin with their size, which the ..._INIT macros fill in. Fields are only ever
 /// appended, and zero in an appended one means "as before", so that a program built against an
 /// older header works with a newer library. A newer program works with an older library as long as
-/// it leaves the fields that the library does not know at zero; any other value there gives
+/// it leaves the fields that the older library lacks at zero; other values there give
 /// HVD_ERROR_USAGE.
 
 #include <stddef.h>
@@ -227,7 +227,7 @@ typedef enum hvd_compression {
   HVD_COMPRESSION_BFLOAT16 = 2
 } hvd_compression_t;
 
-/// 8 and 9 are changes of process sets, which have their own functions.
+/// The numbers 8 and 9 belong to changes of process sets, which have their own functions.
 typedef enum hvd_kind {
   HVD_KIND_ALLREDUCE = 0,
   HVD_KIND_ALLGATHER =
@@ -248,7 +248,7 @@ typedef enum hvd_kind {
 /// Provides the memory of a result whose size is known after negotiation: at least `bytes` (0 when
 /// there are no rows; then the return value does not matter), aligned for the dtype. `first_dims`
 /// has `count` elements, as in hvd_result_t, and is valid during the call. Called at most once, on
-/// any thread. It must not block, call into hvd, or be left by a jump or an exception. If it
+/// any thread. It must not block, call into hvd, or exit by longjmp() or an exception. If it
 /// returns NULL, hvd_wait() returns HVD_ERROR_USAGE on this rank; other ranks are not affected.
 typedef void* (*hvd_allocate_t)(size_t bytes, const int64_t* first_dims, int32_t count,
                                 void* user_data);
@@ -353,8 +353,8 @@ hvd_status_t hvd_wait(hvd_operation_t* operation);
 /// Waits for all of them, also after an error; returns the first error in the order of the array.
 hvd_status_t hvd_wait_all(hvd_operation_t* const* operations, size_t count);
 /// Blocks until the operation is done, for `timeout_ms` at most. `done` becomes 1 when it is done,
-/// and 0 when the time was up first; the operation then continues, and can be waited for again.
-/// hvd_wait() returns how it ended.
+/// and 0 when the timeout expires first; the operation then continues, and the caller can wait for
+/// it again. hvd_wait() returns how it ended.
 hvd_status_t hvd_wait_for(hvd_operation_t* operation, int64_t timeout_ms, int* done);
 /// Writes a text about what the operation waits for: the ranks that have not submitted it, and the
 /// calls that they are in; for a send or recv, the calls of both sides. Asks these ranks and waits
@@ -453,11 +453,11 @@ typedef struct hvd_elastic_change {
   const char* cause;    ///< why the former generation has ended; valid during the call
 } hvd_elastic_change_t;
 
-/// Must not be left by a jump or an exception; this applies to all functions that the program
-/// passes.
+/// Must return normally, not by longjmp() or an exception. The same applies to every callback.
 typedef void (*hvd_elastic_on_change_t)(const hvd_elastic_change_t* change, void* user_data);
-/// Returns HVD_OK at its end. If a call of hvd fails, it returns that call's status at once, before
-/// it calls another function of hvd; hvd_elastic_run() then decides whether it calls it again.
+/// Returns HVD_OK when its work is complete. If a call of hvd fails, the function must return the
+/// status of that call at once, without another call of hvd; hvd_elastic_run() then decides whether
+/// to call the function again.
 typedef hvd_status_t (*hvd_elastic_function_t)(void* user_data);
 
 /// The caller frees the state with hvd_elastic_state_free().
@@ -468,11 +468,12 @@ void hvd_elastic_state_free(hvd_elastic_state_t* state);
 /// must outlive the state. HVD_ERROR_USAGE for a name that is tracked already.
 hvd_status_t hvd_elastic_track(hvd_elastic_state_t* state, const char* name, void* memory,
                                size_t bytes);
-/// Adds a function that is called each time before that of hvd_elastic_run().
+/// Adds a callback that hvd_elastic_run() calls each time before it calls its function.
 hvd_status_t hvd_elastic_on_change(hvd_elastic_state_t* state, hvd_elastic_on_change_t callback,
                                    void* user_data);
 /// Marks a point at which the state is complete and equal on all ranks. HVD_ERROR_GENERATION_OVER
-/// when the ranks change: the function then returns it. HVD_ERROR_USAGE outside the function.
+/// when the ranks change: return it from the function of hvd_elastic_run(). HVD_ERROR_USAGE outside
+/// that function.
 hvd_status_t hvd_elastic_commit(hvd_elastic_state_t* state);
 
 /// Calls the function on all ranks of the job, and again after each change of the ranks: see
