@@ -66,12 +66,12 @@ class ControlRouter {
   void report(const wire::Report&);
   /// Passes reports of ranks below on, unless they are held back. @return whether it passed any on
   bool forward_reports();
-  /// This rank is blocked: its threads wait for operations that wait for other ranks.
+  /// Reports that this rank is blocked: its threads wait for operations that wait for other ranks.
   void report_blocked();
   /// Asks the coordinator which ranks an operation of this rank waits for.
   void ask(const wire::WaitQuestion&);
   void reply(const wire::WaitReply&);
-  /// To be called when the members of the set have left its last replay. The first member informs
+  /// Call this when the members of the set have left its last replay. The first member informs
   /// the coordinator.
   void on_replay_left(int process_set, std::uint64_t batches_run);
 
@@ -80,9 +80,9 @@ class ControlRouter {
   /// one.
   /// @return whether there is a plan
   bool decide(const control::BatchesAhead&);
-  /// Sends the plan to the ranks below. To be called before this rank applies it.
+  /// Sends the plan to the ranks below. Call this before this rank applies it.
   void pass_down(const wire::Plan&);
-  /// To be called when the negotiator has applied the plan.
+  /// Call this when the negotiator has applied the plan.
   void on_applied(const wire::Plan&);
 
   /// Rank 0: whether send_wait_messages() may have work.
@@ -95,9 +95,10 @@ class ControlRouter {
   // --- messages ---
   /// Whether receive() would return no message.
   bool quiet() const noexcept { return !has_own_plan() && control_.quiet(); }
-  /// Rank 0 has decided a plan that receive() has not returned yet. No doorbell announces it.
+  /// Whether rank 0 has decided a plan that receive() has not returned yet. No doorbell announces
+  /// it.
   bool has_own_plan() const noexcept { return own_plan_.has_value(); }
-  /// Drops rank 0's own plan. To be called when the job has failed and receive() is not called any
+  /// Drops rank 0's own plan. Call this when the job has failed and receive() is not called any
   /// more.
   void drop_own_plan() noexcept { own_plan_.reset(); }
   /// Handles the next message, if there is one. @return it, with the payload that the engine has to
@@ -120,7 +121,7 @@ class ControlRouter {
   /// Whether other ranks depend on messages that this router holds, or it waits for messages of
   /// other ranks.
   bool waiting() const noexcept;
-  /// When forward_reports() or decide() may have work although no message arrives.
+  /// The time at which forward_reports() or decide() may have work although no message arrives.
   std::optional<TimePoint> deadline() const;
   /// When on_applied() was last called.
   TimePoint last_plan_at() const noexcept { return last_plan_at_; }

@@ -45,13 +45,13 @@ class DeviceTransfer {
   bool can_begin();
   /// Whether no copy is under way.
   bool idle() const;
-  /// After the last copy that has begun; null before the first one.
+  /// The event after the last copy that has begun; null before the first copy.
   const EventPtr& last_copy() const noexcept { return last_copy_; }
 
   // --- of a send ---
   /// The next piece in the host's memory; empty: the device has not copied it yet.
   std::span<const std::byte> next_piece();
-  /// The piece has been sent. @pre next_piece() is not empty
+  /// Frees the slot of the piece, which has been sent. @pre next_piece() is not empty
   void release_piece();
 
   // --- of a recv ---

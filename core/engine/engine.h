@@ -96,11 +96,11 @@ class Engine {
     kForMessage  ///< a thread waits for a send or recv, so the ranks may make progress without
                  ///< plans
   };
-  /// To be called before a thread that has called step() with Extent::kReplays sleeps or stops
+  /// Call this before a thread that has called step() with Extent::kReplays sleeps or stops
   /// calling it. @return whether the other ranks may have relied on these calls, so that step() has
   /// to be called once more
   bool stop_polling() noexcept HVD_REQUIRES(progress_) { return steady_.stop_polling(); }
-  /// To be called before a thread that waits for an operation goes to sleep. @return whether step()
+  /// Call this before a thread that waits for an operation goes to sleep. @return whether step()
   /// now has work, so that the thread must not sleep. A wait with a time limit ends by itself, so
   /// it does not count as evidence of a deadlock; neither does the wait of a BackgroundThread.
   bool prepare_to_block(Waiting) noexcept HVD_REQUIRES(progress_);
@@ -137,7 +137,7 @@ class Engine {
 
  private:
   bool begin_submissions(Callbacks) HVD_REQUIRES(progress_);
-  /// Moves the operation to where it waits.
+  /// Hands the operation to the part of the engine in which it waits.
   void begin(OperationPtr&&) HVD_REQUIRES(progress_);
   /// @return whether the operation now waits for a plan; otherwise it has ended
   bool negotiate(const OperationPtr&) HVD_REQUIRES(progress_);
@@ -215,7 +215,7 @@ class Engine {
   PointToPoint points_ HVD_GUARDED_BY(progress_);
   QuickMessages quick_ HVD_GUARDED_BY(progress_);
   int quick_calls_ HVD_GUARDED_BY(progress_) = 0;  // since the last step for them
-  // The last operation was this one, which had no state.
+  // The last operation, if it was a quick message, which has no OperationState.
   std::optional<MessageSide> last_quick_ HVD_GUARDED_BY(progress_);
   // Operations that wait for a plan. Excludes those that wait for a replay, and sends and recvs.
   OperationsInOrder outstanding_ HVD_GUARDED_BY(progress_);

@@ -9,8 +9,8 @@
 namespace hvd::runtime {
 namespace {
 
-/// A thread that passes messages in a loop drives the engine this seldom, so that heartbeats and
-/// control messages go on although the engine thread may not get its turn.
+/// A thread that passes messages in a loop drives the engine once in this many calls. Heartbeats
+/// and control messages then continue even if the engine thread is not scheduled.
 constexpr int kCallsPerStep = 64;
 
 }  // namespace

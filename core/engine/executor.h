@@ -95,12 +95,12 @@ class Executor {
   bool fill_ahead(Execution&);
   /// Runs the batch to its end. @return its bytes. @pre it is filled, and all ranks have filled it
   std::size_t run_filled(Execution&);
-  /// To be called when the set was removed: closes its channels once their batches have ended.
+  /// Call this when the set was removed: closes its channels once their batches have ended.
   void retire(int process_set);
   /// Advances each queue by about kBytesPerCall of its batches. @return whether there was any
   /// progress; there may be more to do. @throws hvd::Error when a backend fails
   bool progress();
-  /// Checks that the running batches make progress. To be called regularly. Every rank has
+  /// Checks that the running batches make progress. Call this regularly. Every rank has
   /// submitted these batches, so no rank has a reason to delay them. @param now excludes the time
   /// for which this process was stopped
   /// @throws PeerLostError for a batch that has made no progress for too long

@@ -171,7 +171,7 @@ std::vector<OperationPtr> SubmissionQueue::queued() const {
   return operations;
 }
 
-// Other threads only add operations, so the list is as it was looked at as long as its newest
+// Other threads only add operations at the front, so the list is unchanged as long as its newest
 // operation is the same.
 void SubmissionQueue::pop_all(std::vector<OperationPtr>& operations, Callbacks callbacks) {
   OperationState* newest = newest_.load(std::memory_order_acquire);
@@ -398,7 +398,8 @@ void OperationTable::roll_back() {
   claimed_.clear();
 }
 
-// An ordinary operation is left to the next submit() of its name, which takes the lock anyway.
+// An ordinary operation stays in the table: the next submit() of its name reuses it, and takes the
+// lock anyway.
 void OperationTable::release(OperationState& operation) {
   if (!operation.in_flight.load(std::memory_order_relaxed)) return;
   const wire::Request& request = operation.request;
@@ -424,7 +425,7 @@ void OperationTable::forget(const wire::Request& request) {
   operations_.erase(Key{request.process_set, request.name});
 }
 
-// Checks few operations, because all may be in flight.
+// Checks only a few operations per call, because all of them may be in flight.
 void OperationTable::forget_unused() {
   constexpr int kChecks = 2;
   OperationState* oldest = first_used_;

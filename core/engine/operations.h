@@ -163,8 +163,8 @@ class SubmissionQueue {
   void request_state_dump() noexcept { dump_requested_.store(true); }
 
   enum class Callbacks : std::uint8_t { kAll, kNone };
-  /// Driver. Moves all queued operations to `operations`, in their order. With kNone it leaves all
-  /// queued while one of them calls the program back. @param operations empty
+  /// Driver. Moves all queued operations to `operations`, in their order. With kNone it moves no
+  /// operation while one of the queued operations has a callback. @param operations empty
   void pop_all(std::vector<OperationPtr>& operations, Callbacks);
   /// Driver. Copies of all queued operations, in their order.
   std::vector<OperationPtr> queued() const;
@@ -234,7 +234,7 @@ class OperationTable {
   /// The same for sends and recvs, which have no names that could be in use.
   void submit(std::span<const Message>, std::span<Operation> handles,
               const std::weak_ptr<Runtime>& owner, TimePoint now);
-  /// To be called when the operation has ended: its name may be used again. Ignores an operation
+  /// Call this when the operation has ended: its name may be used again. Ignores an operation
   /// that this table did not make.
   void release(OperationState&);
   /// Whether an operation in flight calls the program back.
@@ -273,10 +273,10 @@ class OperationTable {
 
   Mutex mutex_;
   std::unordered_map<Key, OperationPtr, Hash> operations_ HVD_GUARDED_BY(mutex_);
-  // Those of operations_ that may come again, in the order in which they were submitted last.
+  // The members of operations_ that may be submitted again, in the order of their last submission.
   OperationState* first_used_ HVD_GUARDED_BY(mutex_) = nullptr;
   OperationState* last_used_ HVD_GUARDED_BY(mutex_) = nullptr;
-  std::vector<OperationPtr> claimed_ HVD_GUARDED_BY(mutex_);  // of the submit() under way
+  std::vector<OperationPtr> claimed_ HVD_GUARDED_BY(mutex_);  // of the current submit()
   // By process set and kind; without a kind: of operations in sequence.
   std::map<std::pair<int, std::optional<OpKind>>, std::uint64_t> ordinals_
       HVD_GUARDED_BY(mutex_);                       // of the next unnamed operations

@@ -98,7 +98,7 @@ class PeerWatch {
 
   void on_message_from(int rank) { liveness_.record_message(rank, time_.awake()); }
   void on_message_from(RankSpan ranks) { liveness_.record_message(ranks, time_.awake()); }
-  /// To be called when the coordinator has received a ping. Ranks ping only while they wait, so the
+  /// Call this when the coordinator has received a ping. Ranks ping only while they wait, so the
   /// coordinator then checks the other ranks for them.
   void on_ping() noexcept { pinged_until_ = time_.now() + options_.peer_timeout / 2; }
   /// Whether a rank has pinged recently, as of this step.
@@ -139,14 +139,14 @@ class BlockedNotice {
   /// @param deadlock_timeout zero: never
   explicit BlockedNotice(Duration deadlock_timeout) noexcept : interval_(deadlock_timeout / 5) {}
 
-  /// To be called when a thread waits for an operation that waits for a plan, and no batch runs.
+  /// Call this when a thread waits for an operation that waits for a plan, and no batch runs.
   void on_blocked_wait() noexcept { waits_ = true; }
-  /// To be called when the rank has submitted another operation: restarts the time.
+  /// Call this when the rank has submitted another operation: restarts the time.
   void on_submission() noexcept { reported_at_.reset(); }
-  /// To be called when a plan has arrived or a schedule is replayed: the rank may not be blocked
+  /// Call this when a plan has arrived or a schedule is replayed: the rank may not be blocked
   /// any more.
   void on_plan() noexcept { waits_ = false; }
-  /// Whether to report now. To be called regularly.
+  /// Whether to report now. Call this regularly.
   bool due(TimePoint now) noexcept;
 
  private:

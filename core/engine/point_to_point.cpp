@@ -325,7 +325,7 @@ void PointToPoint::on(int source, const wire::Withdrawal& withdrawal) {
   finish(found, withdrawal.cause);
 }
 
-// --- waits that are too long ---
+// --- long waits ---
 
 void PointToPoint::on(int source, const wire::Awaiting&) {
   awaited_by_.add(RankSet(source));
@@ -464,7 +464,7 @@ bool PointToPoint::check_waits(TimePoint now) {
   return ended;
 }
 
-// --- all of them ---
+// --- dispatch ---
 
 void PointToPoint::handle(int source, const wire::PointMessage& message) {
   std::visit([&](const auto& step) { on(source, step); }, message);

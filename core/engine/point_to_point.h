@@ -66,22 +66,21 @@ class PointToPoint {
   /// Sends at most about kBytesPerCall of accepted messages, and handles waits that are too long.
   /// @return whether it moved bytes or ended an operation
   bool progress(TimePoint now);
-  /// The program has called shutdown(), so this rank starts no more sends and recvs. @return
-  /// whether this is the first call
+  /// Call this when the program has called shutdown(): this rank then starts no more sends and
+  /// recvs. @return whether this is the first call
   bool leave();
   /// Ends the sends and recvs of a removed set that have not been matched.
   void remove_set(int process_set);
   /// Removes and returns all operations, for the end of the job.
   std::vector<OperationPtr> release_all();
 
-  /// Whether nothing of earlier calls would come before a new message of this key.
-  /// @pre !active()
+  /// Whether no message of an earlier call precedes a new message with this key. @pre !active()
   bool awaits_nothing(int process_set, std::int64_t tag) const {
     HVD_EXPECT(!active(), "no operation is outstanding");
     return mailboxes_.empty() || !mailboxes_.has({process_set, {}, tag});
   }
   bool active() const noexcept { return !sends_.empty() || !recvs_.empty(); }
-  /// When progress() has work even if no message arrives.
+  /// The time at which progress() has work even if no message arrives.
   std::optional<TimePoint> deadline() const noexcept;
   /// The ranks that may be the other side of an operation that has not been matched; empty if it
   /// has been matched.
@@ -217,12 +216,14 @@ class PointToPoint {
   std::map<int, Stream> streams_;               ///< by rank
   /// For messages from each rank; null: there is no memory for it.
   std::map<int, std::unique_ptr<MessageWindow>> windows_;
-  std::set<std::uint64_t> device_recvs_;        ///< those that are matched
-  std::optional<TimePoint> next_device_check_;  ///< of the device, for which operations wait
+  std::set<std::uint64_t> device_recvs_;  ///< matched recvs whose tensors are on the GPU
+  std::optional<TimePoint>
+      next_device_check_;  ///< the next poll of the device, if operations wait for it
   bool awaits_device_ = false;
-  std::optional<TimePoint> device_waits_since_;  ///< no message moves, and some wait for the device
-  int last_stream_ = -1;                         ///< the rank that was last served
-  std::optional<TimePoint> deadline_;            ///< of the next step of a wait
+  std::optional<TimePoint>
+      device_waits_since_;  ///< since when no message has moved while some wait for the device
+  int last_stream_ = -1;    ///< the rank that was last served
+  std::optional<TimePoint> deadline_;  ///< of the next step of a wait
   bool leaving_ = false;
   bool awaits_offers_ = false;
   RankSet left_;        ///< ranks that start no more sends

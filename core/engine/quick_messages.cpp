@@ -26,13 +26,13 @@ MessageBox::Label label_of(const Message& message) noexcept {
 //
 // Messages of one source, process set and tag have to match in the order of the calls, whichever
 // way they take. A thread passes a quick message during its call, under progress ownership, so it
-// is enough that nothing of the same key is left from earlier calls:
+// is enough that no message of the same key remains from earlier calls:
 //
 // - The sender has no send outstanding (Engine::pass_quickly()), so the receiver has matched all of
 //   its earlier messages. None of them is in a ring or in the receiver's Mailboxes. A later send of
 //   this rank begins after this call, when its message has left the box.
-// - The receiver has no recv outstanding, and its Mailboxes hold nothing of this key: no offer of
-//   another rank that a recv from any source would match first, and no place of a call that has
+// - The receiver has no recv outstanding, and its Mailboxes have no entry with this key: no offer
+//   of another rank that a recv from any source would match first, and no place of a call that has
 //   stalled.
 //
 // Calls of several threads of a rank at the same time have no order.

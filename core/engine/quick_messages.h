@@ -14,8 +14,8 @@ namespace hvd::runtime {
 
 /// Passes a small message between two ranks of a host while both sides wait for it: a thread of one
 /// in send() and a thread of the other in receive(). It sends no control message and makes no
-/// operation. If the other side does not come soon, nothing has happened, and the message has to
-/// go through PointToPoint.
+/// operation. If the other side does not arrive in time, the call has no effect, and the message
+/// has to go through PointToPoint.
 ///
 /// Not thread-safe: used by the thread that drives the engine. Does not throw.
 class QuickMessages {
@@ -29,9 +29,9 @@ class QuickMessages {
 
   /// @param step drives the engine while the receiver takes long to read the message. @return
   /// whether the engine still runs
-  /// @return whether the receiver has the message; otherwise it has not and will not get it, or the
-  /// engine has failed
-  /// @pre accepts(), it is a send, and no earlier send to this rank is outstanding
+  /// @return whether the receiver has the message; if not, it will not get the message, or the
+  /// engine has failed @pre accepts(), it is a send, and no earlier send to this rank is
+  /// outstanding
   bool send(const Message&, const std::function<bool()>& step);
   /// @param interrupted whether the wait has to end now
   /// @return the source of the message, if one has been received

@@ -81,7 +81,7 @@ void Runtime::submit(std::span<const Submission> submissions, std::span<Operatio
   if (progress == Progress::kBackground) progress_after_submit();
 }
 
-/// To be called after a submission. With inline progress the calling thread makes the progress that
+/// Call this after a submission. With inline progress the calling thread makes the progress that
 /// is possible now. Otherwise, and if work is left, it rings the doorbell.
 void Runtime::progress_after_submit() {
   Doorbell& doorbell = engine_.doorbell();
@@ -131,8 +131,8 @@ std::optional<int> Runtime::pass_quickly(const Message& message) {
       engine_.pass_quickly(message, [this] { return has_waiters() || closing_.load(); });
   const bool transferring = engine_.transferring();
   release_progress();
-  // This thread has not counted as a driver, so the rings of this time have woken the engine
-  // thread. It has yielded.
+  // This thread did not count as a driver, so each ring in the meantime woke the engine thread,
+  // which found progress owned and yielded.
   if (transferring || standby_yielded_.load()) engine_.doorbell().ring();
   return peer;
 }
@@ -296,7 +296,7 @@ void Runtime::drive_until(const Done& done, const WaitLimit& limit, Claims claim
     ticket = doorbell.ticket();
     if (engine_.step()) notify_waiters(kWaiter);
   }
-  engine_.stop_polling();  // the engine thread, which is rung if work is left, looks again
+  engine_.stop_polling();  // the engine thread is rung if work is left, and then steps once more
   const bool work_left = engine_.busy() || engine_.needs_polling();
   release_progress(claim);
   doorbell.remove_driver(ticket);
@@ -312,7 +312,7 @@ template <class Done>
 bool Runtime::acquire_progress_as_waiter(const Done& done, std::optional<TimePoint> until,
                                          Claims claim) {
   if (!closing_.load() && own_progress(kOwned | kWaiters, claim)) {
-    // close() may have ended between the two looks at closing_.
+    // close() may have ended between the two reads of closing_.
     if (!closing_.load()) return true;
     engine_.progress().acquired();
     release_progress(claim);

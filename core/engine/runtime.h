@@ -41,7 +41,7 @@ class Runtime {
   std::vector<Operation> submit(std::span<const Message>, Progress);
   /// Passes a small message between ranks of one host, if the other rank's thread waits for it now
   /// or within some microseconds, and no other work is under way on this rank. @return the other
-  /// rank; empty: nothing has happened, and submit() has to do it
+  /// rank; empty: the call had no effect, and the caller has to submit() the message
   std::optional<int> pass_quickly(const Message&);
   /// Returns when the operation is done. The calling thread drives the engine when no other thread
   /// does.
@@ -60,7 +60,7 @@ class Runtime {
   /// warning, after `timeout` (default: stall_shutdown; 0: no limit). Idempotent. @return whether
   /// every rank has called it
   bool shutdown(std::optional<Duration> timeout = std::nullopt);
-  /// To be called before shutdown() by a process that ends without having called it. The other
+  /// A process that ends without having called shutdown() calls this before shutdown(). The other
   /// ranks are notified.
   void mark_ending() noexcept { engine_.submission_queue().mark_ending(); }
   /// Fails the runtime with this cause on every rank. Returns once the others have been notified,

@@ -30,7 +30,7 @@ class Staging {
  public:
   virtual ~Staging() = default;
   /// Whether the buffers of the batch are available. False: they are being allocated; call again.
-  /// To be called before stage(), for the same batch. The first call also starts the allocation of
+  /// Call this before stage(), for the same batch. The first call also starts the allocation of
   /// memory whose size depends on settings only. @throws hvd::Error when a device has no memory
   /// left for the batch
   virtual bool ready(const Batch&) { return true; }

@@ -49,7 +49,7 @@ class SteadySets {
   /// @throws hvd::Error when the set already repeats one, or its ranks are not all on this host
   void begin(int process_set, const std::vector<int>& members,
              std::vector<control::AgreedBundle> schedule, TimePoint now);
-  /// To be called when an operation was submitted. @return whether it waits for a replay, which
+  /// Call this when an operation was submitted. @return whether it waits for a replay, which
   /// then has moved it; otherwise the caller negotiates it
   bool accept(OperationPtr&, TimePoint now);
   struct Advanced {
@@ -65,11 +65,11 @@ class SteadySets {
   /// Removes and returns, in the order of their submission, the operations to negotiate now that
   /// the set's replay has been left.
   std::vector<OperationPtr> release(int process_set);
-  /// Removes all operations that wait. To be called after a failure.
+  /// Removes all operations that wait. Call this after a failure.
   void release_all();
-  /// This rank leaves all replays.
+  /// Makes this rank leave all replays.
   void leave_soon() noexcept;
-  /// To be called when the process set was removed, after its replay has been left.
+  /// Call this when the process set was removed, after its replay has been left.
   void remove(int process_set);
   /// The operations that wait for replays.
   std::vector<OperationPtr> waiting() const;

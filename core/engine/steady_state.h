@@ -52,7 +52,7 @@ class SteadyState {
   /// Starts the replay of this schedule, which every rank repeats from now on. @pre !repeating(),
   /// and no operation of an earlier schedule waits
   void begin(std::vector<control::AgreedBundle> schedule, TimePoint now);
-  /// To be called when an operation was submitted. If the schedule has no free place for it, this
+  /// Call this when an operation was submitted. If the schedule has no free place for it, this
   /// rank leaves. @return whether it now waits at a place in the schedule, which then has moved it.
   /// @pre repeating()
   bool offer(OperationPtr&, TimePoint now);
@@ -63,7 +63,7 @@ class SteadyState {
   Outcome advance(TimePoint now, bool polls);
   /// See ScheduleReplay::stop_polling().
   bool stop_polling() noexcept { return schedule_.stop_polling(); }
-  /// This rank leaves at the next position at which it has not arrived yet.
+  /// Makes this rank leave at the next position at which it has not arrived yet.
   void leave_soon() noexcept { schedule_.leave_soon(); }
   /// Removes and returns the operations of batches that have not started, and drops the executions.
   std::vector<OperationPtr> release_waiting();
@@ -86,14 +86,15 @@ class SteadyState {
   /// Removes and returns the next deferred plan; no value while a schedule is replayed.
   std::optional<wire::Plan> next_deferred_plan();
 
-  /// To be called when a thread waits for an operation and no batch runs. @return whether this rank
+  /// Call this when a thread waits for an operation and no batch runs. @return whether this rank
   /// now leaves, because an operation of its own is missing
   bool leave_if_own_missing() noexcept;
-  /// To be called regularly, and at deadline(). When no batch has run for long, this rank leaves,
-  /// or requests the ranks that it waits for to leave, so that negotiation finds the missing ranks.
+  /// Call this regularly, and at deadline(). If no batch has run for a long time, this rank
+  /// leaves, or requests that the ranks for which it waits leave, so that negotiation finds the
+  /// missing ranks.
   /// @param waits whether this rank waits for others @return whether this rank now leaves
   bool watch(TimePoint now, bool waits);
-  /// When watch() has work, given that this rank waits.
+  /// The time at which watch() has work if this rank waits.
   std::optional<TimePoint> deadline() const noexcept;
 
   /// On the first rank of each of several hosts: sends changes on this host to other hosts. To be

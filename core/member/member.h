@@ -69,27 +69,27 @@ class Member {
   /// @param program identifies the program and its version
   Member(WorkerId own, std::string program) : own_(own), program_(std::move(program)) {}
 
-  /// To be called when the process has built its model. @pre no earlier call
+  /// Call this when the process has built its model. @pre no earlier call
   void join();
   void receive(const ToWorker&);
-  /// To be called when the connection to the coordinator has ended.
+  /// Call this when the connection to the coordinator has ended.
   void disconnected();
 
-  /// To be called when the process has left its generation: the program's function has returned or
+  /// Call this when the process has left its generation: the program's function has returned or
   /// thrown, no operation is in flight and the runtime of the generation has ended. Answers Leave.
   /// @pre phase() is kLeaving
   /// @param divided whether the ranks have different parts of the state
   void left(StateSummary state, bool can_load, std::string address, bool divided = false);
-  /// To be called when the process is connected and has the state of the generation. Answers Form.
+  /// Call this when the process is connected and has the state of the generation. Answers Form.
   /// Ignored if the generation has been reset meanwhile.
   void synced(Generation, StateSummary);
-  /// To be called when the generation has failed in this process. Ignored if it has been reset
+  /// Call this when the generation has failed in this process. Ignored if it has been reset
   /// already.
   void failed(std::optional<WorkerId> accused, std::string cause);
-  /// To be called when an exception has left the program. Ignored before the first generation.
+  /// Call this when an exception has left the program. Ignored before the first generation.
   /// @param commit the last commit of the program
   void report_exception(Commit commit, std::string cause);
-  /// To be called when the program's function has returned. Ignored if the generation has failed
+  /// Call this when the program's function has returned. Ignored if the generation has failed
   /// meanwhile: the function is then called again.
   /// @pre phase() is kRunning, kLeaving or kFailed
   void at_end();
@@ -99,7 +99,7 @@ class Member {
     kStop,  ///< commit and leave the program's function; then call left()
     kWait,  ///< a change is being prepared: wait for Wake, then call may_commit()
   };
-  /// To be called when the program begins a commit. Sends no message.
+  /// Call this when the program begins a commit. Sends no message.
   /// @pre phase() is kRunning, kLeaving or kFailed
   Verdict begin_commit();
   /// The verdict on the commit that was begun last. @pre begin_commit() has returned kWait

@@ -109,10 +109,10 @@ class PassThrough {
   /// Stops unless a reason remains. @pre no report is held back (unchecked: the aggregator holds
   /// them)
   void stop_if_done() noexcept;
-  /// To be called when a rank leaves: passes reports through until the next replay.
+  /// Call this when a rank leaves: passes reports through until the next replay.
   void start_leave() noexcept { active_ = anyone_left_ = true; }
 
-  /// To be called when a rank has joined: passes reports through until a plan has ended the join.
+  /// Call this when a rank has joined: passes reports through until a plan has ended the join.
   /// @param name of the operation
   void start_join(const std::string& name);
   bool joining() const noexcept { return joining_; }

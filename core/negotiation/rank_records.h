@@ -69,7 +69,7 @@ class BlockedRanks {
   /// ever found
   BlockedRanks(std::size_t ranks, Duration limit) noexcept : ranks_in_job_(ranks), limit_(limit) {}
 
-  /// To be called when a report has arrived or a plan was decided: no rank counts as blocked any
+  /// Call this when a report has arrived or a plan was decided: no rank counts as blocked any
   /// more.
   void record_change(TimePoint now);
   /// Records that the rank is blocked and has applied the last plan.

@@ -99,7 +99,7 @@ class ReadyTable {
   /// @pre the submitters have a slot
   bool add_hit(const Submitters&);
 
-  /// To be called when the slot gets another response.
+  /// Call this when the slot gets another response.
   void forget_slot(std::uint32_t slot);
 
   /// These ranks have submitted a join. Operations that they have not submitted do not wait for
@@ -107,7 +107,7 @@ class ReadyTable {
   void add_joined(RankSpan ranks);
   /// Counts the join's waiting time from now, because other ranks are still at work.
   void restart_join_clock(TimePoint now);
-  /// To be called when the kJoin leaves the table, after success or failure.
+  /// Call this when the kJoin leaves the table, after success or failure.
   void end_join() noexcept;
   bool anyone_joined() const noexcept { return !joined_.empty(); }
   const RankSet& joined() const noexcept { return joined_; }

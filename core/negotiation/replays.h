@@ -21,7 +21,7 @@ class Replays {
   /// ranks is, and an operation of another set ends its replay
   explicit Replays(bool each_set) noexcept : each_set_(each_set) {}
 
-  /// To be called with each plan, after the cache and the sets have been updated by it.
+  /// Call this with each plan, after the cache and the sets have been updated by it.
   /// @return the sets that have completed a step after which to start a replay, ascending
   std::vector<int> observe(const wire::Plan&, const ResponseCache&, const ProcessSetTable&);
   /// The schedule to repeat, by cache slot, of a set that observe() has returned.

@@ -83,7 +83,7 @@ class ScheduleReplay {
   /// Starts a replay of these bundles. If all operations are in sequence, they are offered in this
   /// order, and an operation may occur several times. @pre !replaying()
   void enter(std::vector<AgreedBundle> schedule);
-  /// To be called when an operation was submitted. If it is not in the schedule, or was already
+  /// Call this when an operation was submitted. If it is not in the schedule, or was already
   /// offered, this rank leaves.
   /// @param known the place that an earlier call stored for an equal request; this call updates it
   /// @return whether it now waits at a place in the schedule
@@ -101,7 +101,7 @@ class ScheduleReplay {
   /// whether this thread calls it repeatedly until it calls stop_polling(), so that the other ranks
   /// need not wake it
   NextBundle advance(bool polls = false);
-  /// To be called before this rank stops calling advance() while operations wait. @return whether
+  /// Call this before this rank stops calling advance() while operations wait. @return whether
   /// the other ranks may have relied on these calls, so that advance() has to be called once more
   bool stop_polling() noexcept;
   /// Whether another rank of this host, at this place in `flags`, has to be woken to see that all
@@ -180,7 +180,7 @@ class StepLearner {
   bool observe(const wire::Plan&, const ResponseCache&);
   /// The schedule to repeat, by cache slot.
   const std::vector<wire::SlotBundle>& schedule() const noexcept { return schedule_.bundles; }
-  /// To be called when the replay has been left after this many batches.
+  /// Call this when the replay has been left after this many batches.
   void end_replay(std::uint64_t batches_run);
 
  private:

@@ -27,7 +27,7 @@ class SequenceLearner {
   bool observe(const wire::Plan& plan, const ResponseCache&);
   /// The schedule to repeat, by cache slot, in the order of the sequence.
   const std::vector<wire::SlotBundle>& schedule() const noexcept { return schedule_; }
-  /// To be called when the replay has been left after this many batches.
+  /// Call this when the replay has been left after this many batches.
   void end_replay(std::uint64_t batches_run);
 
  private:

@@ -488,7 +488,7 @@ class InRun {
   State::Impl& state_;
 };
 
-/// To be called when an exception has left run(): the other ranks form a new generation, and this
+/// Call this when an exception has left run(): the other ranks form a new generation, and this
 /// one is lost once its process ends.
 void end_generation(const std::exception& error) {
   if (const auto runtime = runtime::runtime_or_null()) {

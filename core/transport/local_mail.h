@@ -47,7 +47,7 @@ class LocalMail {
   std::optional<control::Message> pop();
   /// Whether a message from this rank, which the carrier has received, is the next one.
   bool may_deliver(int source) const noexcept;
-  /// To be called when the carrier's message from this rank has been delivered.
+  /// Call this when the carrier's message from this rank has been delivered.
   void on_delivered(int source) noexcept;
   /// Whether the carrier has, or will receive, a message of a rank that this class reaches.
   bool awaits_carrier() const noexcept { return awaited_ > 0; }

@@ -69,11 +69,11 @@ class RankProcess {
   void on_frame(const Frame& frame);
   /// Stops the program, because hvdrun is out of reach.
   void on_connection_lost();
-  /// To be called when a child of the agent has ended.
+  /// Call this when a child of the agent has ended.
   void on_child_ended() { detect_end(); }
-  /// To be called when the agent has received a signal.
+  /// Call this when the agent has received a signal.
   void on_signal(int signal);
-  /// Handles what is due now. To be called after every event.
+  /// Handles what is due now. Call this after every event.
   void step();
   std::optional<Deadline> next_deadline() const;
   /// Whether the rank has ended, its output has been read, and hvdrun has released it or is out of

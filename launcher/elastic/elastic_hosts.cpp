@@ -134,7 +134,7 @@ void ElasticJob::on_disconnected(const std::vector<int>& slots) {
   host_down(host_of(slots.front()));
 }
 
-/// To be called when the connection to a host's agent has ended, or the coordinator has given up
+/// Call this when the connection to a host's agent has ended, or the coordinator has given up
 /// the host.
 void ElasticJob::host_down(std::size_t index) {
   Host& host = hosts_[index];

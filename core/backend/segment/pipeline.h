@@ -69,7 +69,7 @@ class Pipeline {
   /// Returns true once all rounds have completed their last phase. The next collective of the
   /// segment then begins after them.
   bool finish() noexcept;
-  /// To be called before the only round of a collective is filled ahead. See Note [Filled on
+  /// Call this before the only round of a collective is filled ahead. See Note [Filled on
   /// arrival].
   void begin_filled() noexcept;
   /// Ends the collective of begin_filled().

@@ -23,7 +23,7 @@ void add_operations(py::module_& module);
 void add_layers(py::module_& module);
 /// The gradients of an optimizer.
 void add_gradients(py::module_& module);
-/// To be called when the program has waited for an operation: names of earlier asynchronous calls
+/// Call this when the program has waited for an operation: names of earlier asynchronous calls
 /// may then be used again.
 void end_wait() noexcept;
 /// On the main thread, runs Python's pending signal handlers and raises their exceptions, such as
@@ -36,7 +36,7 @@ void join_job();
 void leave_job();
 /// Waits for the end of a call whose wait a signal has ended, and drops its error.
 void finish_start_or_end();
-/// To be called when leave_job() has ended.
+/// Call this when leave_job() has ended.
 void forget_operations() noexcept;
 
 }  // namespace hvd::python

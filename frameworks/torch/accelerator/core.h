@@ -47,8 +47,8 @@ struct AcceleratorCore {
   TrainingState prepared_state();
   /// Drops the remains of an interrupted step.
   void forget_step();
-  /// Checks the arguments of prepare() on all ranks, and prepares them. Collective, unless the
-  /// process waits for a rank, or an elastic job's function prepares only loaders.
+  /// Checks the arguments of prepare() on all ranks, and prepares them. Collective, except in a
+  /// process that has no rank yet, and when the function of an elastic job prepares only loaders.
   void prepare(const std::vector<PrepareArgument>& arguments);
   /// Adjusts the loss scale after the steps of the last pass. Does nothing while an optimizer has
   /// unscaled gradients that it has not used yet, because it would divide them again.

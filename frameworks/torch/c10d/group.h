@@ -56,8 +56,9 @@ class Group {
   int world_rank(std::int64_t group_rank) const;
   /// The group's rank of a member. @pre it is a member
   int group_rank(int world_rank) const;
-  /// The last group leaves the job, if a group has joined it. The process sets of other groups are
-  /// removed when all their members have left, without waiting for them. Idempotent.
+  /// Leaves the job if this is the last group and a group has joined the job. The process sets of
+  /// other groups are removed when all their members have left, without waiting for them.
+  /// Idempotent.
   void leave() noexcept;
 
  private:

@@ -180,7 +180,7 @@ class GeneratorItem final : public StateItem {
  private:
   bool is_default() const;
   std::size_t state_size() const;
-  /// Takes the position off the end, if there is one.
+  /// Removes the position from the end of `bytes` and returns it, if there is one.
   std::optional<std::uint64_t> without_position(std::string_view& bytes) const;
 
   at::Generator generator_;

@@ -17,7 +17,7 @@ class CommitSeeds {
     return seeds;
   }
 
-  /// To be called when a state begins, whose commits count from 0.
+  /// Call it when a new state begins. The commits of a new state count from 0.
   void begin() { *this = {}; }
   /// Returns the position of the step after this commit. @param commits of the job so far
   std::uint64_t committed(std::uint64_t commits) {
@@ -29,7 +29,7 @@ class CommitSeeds {
   }
   /// The commits before the first one of this job, for its state.
   std::uint64_t base() const noexcept { return base_; }
-  /// The base of a commit that was loaded. Takes effect with committed().
+  /// Sets the base of a loaded commit. Takes effect at the next committed().
   void load_base(std::uint64_t base) { loaded_base_ = base; }
 
   /// The position of the current streams; empty if commits do not seed them.

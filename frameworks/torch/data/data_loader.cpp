@@ -123,7 +123,7 @@ std::string LoaderProgress::own_error() const {
   return error.empty() ? error : options_.name + ": " + error;
 }
 
-/// To be called when the ranks of the job have changed.
+/// Call this when the ranks of the job have changed.
 void LoaderProgress::begin_generation() {
   const Membership membership = membership_of(options_.process_set);
   rank_ = static_cast<std::size_t>(membership.position);

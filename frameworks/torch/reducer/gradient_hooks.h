@@ -48,7 +48,7 @@ class GradientHooks {
   void install(Before before, After after);
   /// Whether all parameters that require grad have their hooks.
   bool complete() const;
-  /// The same in less time: hooks that were lost with a replaced accumulator are not missed.
+  /// Like complete(), but faster: does not detect hooks that were lost with a replaced accumulator.
   bool complete_so_far() const;
   void remove() noexcept;
   /// Whether no other hook runs when this hooked parameter's gradient is accumulated.

@@ -26,7 +26,7 @@ class GradientReadiness {
   /// phases do not change.
   void set_units(const std::vector<std::vector<std::size_t>>& units);
   std::size_t unit_of(std::size_t gradient) const { return gradients_[gradient].unit; }
-  /// To be called when more gradients may be expected than before. Each cycle begins with it.
+  /// Call this when more gradients may be expected than before. Each cycle begins with it.
   void recheck_expected();
 
   int passes_per_step() const noexcept { return passes_per_step_; }
@@ -35,8 +35,8 @@ class GradientReadiness {
   bool count_pass(std::size_t gradient);
   void forget_passes(std::size_t gradient) { gradients_[gradient].passes = 0; }
 
-  /// Backward has produced the gradient. @param held whether the gradient must not be submitted
-  /// before synchronize()
+  /// Records that backward has produced the gradient. @param held whether the gradient must not be
+  /// submitted before synchronize()
   void mark_ready(std::size_t gradient, bool held);
   /// Undoes mark_ready().
   void withdraw(std::size_t gradient);

@@ -61,7 +61,8 @@ struct GradientReduction {
 /// The operation of a submission.
 ReduceOp op_of(const GradientReduction& how);
 
-/// A copy of fewer bytes into a common buffer costs less than another call of the backend.
+/// Smaller gradients, in bytes, are fused: the copy into a common buffer costs less than another
+/// call of the backend.
 inline constexpr std::size_t kWorthACallOfItsOwn = std::size_t{128} << 10;
 /// Tensors from this size on, in bytes, are not fused within one host.
 inline constexpr std::size_t kLargeOnOneHost = std::size_t{256} << 10;
@@ -203,8 +204,8 @@ class ReducedParameter {
   /// Copies a `.grad` that is not in flight into the view, which becomes `.grad`. A `.grad` of
   /// another dtype, layout or shape is left unchanged. @pre there is a view
   void move_to_view();
-  /// Instead of autograd, which would make a tensor of its own for place() to copy: copies the
-  /// gradient of a pass into the view, which becomes `.grad`.
+  /// Copies the gradient of a pass into the view, which becomes `.grad`. Autograd would make a
+  /// separate tensor, which place() would have to copy.
   /// @return false, without an effect, unless `.grad` is undefined and the gradient is small
   bool take(const torch::Tensor& gradient);
   /// Instead of prepare(): copies the current `.grad`, or zeros, into the view, which becomes

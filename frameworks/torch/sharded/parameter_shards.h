@@ -44,7 +44,7 @@ class ParameterShards {
     /// Memory for plan.elements elements that is free during step(). Undefined: a unit of one
     /// parameter is gathered in place, and others get memory in each step.
     torch::Tensor memory = {};
-    /// Currently not trained: only the state is distributed.
+    /// The parameters are currently not trained; only their state is distributed.
     bool frozen = false;
     std::vector<OwnPiece> pieces = {};  ///< made by lay_out()
   };

@@ -82,7 +82,7 @@ struct BatchPlace {
   std::size_t samples_left = 0;
   /// Samples of each rank's batch, by rank, with repeated ones.
   std::vector<std::size_t> sizes = {};
-  /// Whether at least one rank has no further batch in the epoch after this one. The same on all
+  /// Whether at least one rank has no further batch in the epoch after this one. Equal on all
   /// ranks.
   bool last = false;
 };

@@ -82,9 +82,10 @@ struct SamplerOptions {
 ///       }
 ///     }
 ///
-/// All ranks track it (TorchState::track()), and call next() equally often. A change of the ranks
-/// sets the position to that of the last commit, so each sample of an epoch is used in exactly one
-/// committed step. A last step with fewer samples than ranks repeats some. Not thread-safe.
+/// All ranks track it (TorchState::track()), and call next() the same number of times. A change of
+/// the ranks sets the position to that of the last commit, so each sample of an epoch is used in
+/// exactly one committed step. A last step with fewer samples than ranks repeats some. Not
+/// thread-safe.
 class Sampler {
  public:
   /// Local. @throws UsageError for an empty data set, and unless exactly one of batch and
