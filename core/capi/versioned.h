@@ -46,7 +46,7 @@ std::size_t checked_size(const T& given, const char* name) {
 }
 
 /// Returns a copy of the struct in the version of this library.
-/// @throws UsageError as checked_size(), and when a field that this library does not know is not
+/// @throws UsageError as checked_size(), and when a field that this library does not have is not
 /// zero.
 template <class T>
 T read_versioned(const T& given, const char* name) {
@@ -62,7 +62,7 @@ T read_versioned(const T& given, const char* name) {
   return copy;
 }
 
-/// Fills in a struct of the caller's version. Fields that this library does not know become zero.
+/// Fills in a struct of the caller's version. Fields that this library does not have become zero.
 /// @throws UsageError as checked_size().
 template <class T>
 void write_versioned(T& target, T value, const char* name) {

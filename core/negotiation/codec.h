@@ -39,8 +39,8 @@ class Writer {
   Bytes bytes_;
 };
 
-/// Reads what Writer wrote. Every function checks bounds and throws a WireError that names `field`
-/// and the offset.
+/// Reads the output of Writer. Every function checks bounds and throws a WireError that names
+/// `field` and the offset.
 class Reader {
  public:
   /// @param known see skip_known()

@@ -45,8 +45,8 @@ namespace hvd::control {
 inline constexpr std::size_t kBusyBatches = 2;
 
 /// How many batches rank 0 has in flight on the channel where a tensor of this process set and on
-/// this device would run; 0 for sets without rank 0, whose channels it does not see. An empty
-/// function stands for 0.
+/// this device would run; 0 for sets without rank 0, because rank 0 has no channel of these sets.
+/// An empty function stands for 0.
 using BatchesAhead = std::function<std::size_t(int process_set, DeviceType)>;
 
 struct CoordinatorOptions {

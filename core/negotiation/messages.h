@@ -230,8 +230,8 @@ struct StampedRequest {
   friend bool operator==(const StampedRequest&, const StampedRequest&) = default;
 };
 
-/// Ranks to coordinator: what became ready on one or more ranks since their last reports. Each
-/// operation is listed once, with the ranks that requested it.
+/// Ranks to coordinator: the operations that one or more ranks have submitted since their last
+/// reports. Each operation is listed once, with the ranks that requested it.
 struct Report {
   /// The last plan that these ranks had applied when each made its newest report.
   struct Applied {
@@ -246,7 +246,8 @@ struct Report {
     std::vector<StampedHits> hits = {};
     std::vector<StampedUnnamedHit> unnamed_hits = {};
     std::vector<StampedRequest> requests = {};
-    /// The items are those whose bytes decode() was given, and are not repeated here.
+    /// Whether the items are those that decode() was given as bytes. They are then not repeated
+    /// here.
     bool known = false;
     friend bool operator==(const Group&, const Group&) = default;
   };

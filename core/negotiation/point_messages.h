@@ -56,7 +56,8 @@ struct SharedPiece {
   std::uint64_t offset = 0;
   std::uint64_t bytes = 0;
 };
-/// The send has waited for too long. The receiver refuses it, unless it has accepted it by then.
+/// The send has waited for too long. The receiver refuses the send, unless it has already accepted
+/// it.
 struct Recall {
   std::uint64_t send = 0;
 };

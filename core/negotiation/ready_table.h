@@ -102,8 +102,8 @@ class ReadyTable {
   /// Call this when the slot gets another response.
   void forget_slot(std::uint32_t slot);
 
-  /// These ranks have submitted a join. Operations that they have not submitted do not wait for
-  /// them until end_join().
+  /// Records that these ranks have submitted a join. Operations that they have not submitted do not
+  /// wait for them until end_join().
   void add_joined(RankSpan ranks);
   /// Counts the join's waiting time from now, because other ranks are still at work.
   void restart_join_clock(TimePoint now);

@@ -34,7 +34,7 @@ class Replays {
   bool may_stay_pending(const wire::Request&, int replayed_set) const noexcept;
   /// Records that a replay of the set begins with this plan.
   void begin(int process_set, std::uint64_t plan);
-  /// The members of the set have left its last replay.
+  /// Records that the members of the set have left its last replay.
   void end(int process_set, std::uint64_t batches_run);
   void drop_set(int process_set);
 

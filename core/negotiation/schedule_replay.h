@@ -90,7 +90,7 @@ class ScheduleReplay {
   bool offer(const wire::Request&, SchedulePlace& known);
   /// Whether the schedule contains the operation, offered or not. For `known`, see offer().
   bool find(const wire::Request&, SchedulePlace& known) const;
-  /// This rank leaves at the next position at which it has not arrived.
+  /// Makes this rank leave at the next position at which it has not arrived.
   void leave_soon() noexcept { leaving_ = true; }
   /// Whether this rank has not offered all operations of the current bundle.
   bool lacks_own() const noexcept { return replaying_ && !arrived_; }

@@ -25,7 +25,7 @@ class StallInspector {
  public:
   StallInspector(StallLimits limits, std::vector<std::string> host_of_rank);
 
-  /// These ranks have submitted operations, the last of them `name`.
+  /// Records that these ranks have submitted operations, the last of which is `name`.
   void record_activity(RankSpan ranks, const std::string& name, TimePoint now);
   void record_activity(int rank, const std::string& name, TimePoint now) {
     record_activity(RankSet(rank), name, now);

@@ -335,7 +335,7 @@ class ShmAlltoall final : public ShmExchange {
   const std::vector<Range> received_;  ///< of the output, by sender
   std::size_t kept_copied_ = 0;        ///< bytes of kept() copied so far
   bool ahead_ = false;                 ///< this use was filled ahead
-  bool suits_ahead_ = false;           ///< the next use may be, as all members know
+  bool suits_ahead_ = false;           ///< the next use may be filled ahead; equal on all members
 };
 
 }  // namespace

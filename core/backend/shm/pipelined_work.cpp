@@ -55,7 +55,7 @@ void PipelinedWork::start() {
 }
 
 // Working in place is faster. All members have recorded whether the last use worked in place, but
-// only this member has the information whether its new tensors are in its arena.
+// no other member can check whether this member's new tensors are in its arena.
 bool PipelinedWork::may_fill_ahead() const noexcept {
   if (rounds_ != 1 || in_place_) return false;
   const auto bytes = bytes_ahead();

@@ -98,8 +98,8 @@ class PipelinedWork : public Work {
   }
   void set_rounds(std::uint64_t rounds) noexcept { rounds_ = rounds; }
   /// Offers this member's tensors for work in place. Empty: the other members do not access that
-  /// tensor. A member without tensors works in place if all others do; otherwise it has filled its
-  /// buffer, as the members that refuse.
+  /// tensor. A member without tensors works in place if all others do; if not, it has filled its
+  /// buffer, like the members that refuse.
   void offer(std::span<const std::byte> in, std::span<const std::byte> out = {}) noexcept;
   /// Adds data rounds. May be called only in round 0.
   void add_rounds(std::uint64_t more) noexcept { pipeline_.set_rounds(pipeline_.rounds() + more); }
@@ -122,7 +122,7 @@ class PipelinedWork : public Work {
   std::span<std::byte> out_;
 
  private:
-  /// Published as the offset of the input by a member none of whose tensors others access.
+  /// Published as the offset of the input by a member whose tensors no other member accesses.
   static constexpr std::int64_t kNoTensors = -2;
 
   void start();
