@@ -16,14 +16,14 @@ constexpr std::size_t kAllBoxes = std::size_t{1} << 20;
 // Note [Who may touch a message in a box]
 //
 // The label and the message are ordinary memory. At each moment one of the two processes may access
-// them, and the state says which:
+// them, and the state determines which:
 //
 //   empty, full  the sender. It stores `full` (release) after it has written.
-//   taken        the receiver. It gets there from `full` only, by a compare-exchange (acquire), so
-//                it sees what the sender has written. It leaves by a store (release) of `empty` or
-//                `full`, after its last read.
+//   taken        the receiver. The state becomes `taken` only from `full`, by a compare-exchange
+//                (acquire), so the receiver reads all that the sender has written. The receiver
+//                ends it by a store (release) of `empty` or `full`, after its last read.
 //
-// The sender writes again when it has loaded `empty` (acquire) or has got from `full` to `empty` by
+// The sender writes again when it has loaded `empty` (acquire) or has changed `full` to `empty` by
 // a compare-exchange (acquire). Both come after the receiver's last read. Two compare-exchanges
 // from `full` exclude each other, so a message is either received once or taken back. The label is
 // read in the state `taken` only. The sender may have replaced a message with another one between

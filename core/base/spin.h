@@ -2,7 +2,7 @@
 
 namespace hvd {
 
-/// Call this between two looks of a loop that waits for another core.
+/// Call this between two checks in a loop that waits for another core.
 inline void relax() noexcept {
 #if defined(__x86_64__)
   __builtin_ia32_pause();

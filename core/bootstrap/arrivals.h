@@ -88,7 +88,7 @@ class Arrivals {
   std::vector<int> absent() const;
   /// Describes processes that were refused and claimed one of these ranks, or no rank of the job.
   std::string refused(const std::vector<int>& absent) const;
-  /// The shortest time that an accepted rank has left; empty: not stated.
+  /// The shortest time until an accepted rank gives up; empty: not stated.
   std::optional<std::chrono::milliseconds> shortest_time() const noexcept { return shortest_; }
   /// An accepted rank for which `counts` returns true and whose process is known to have ended;
   /// otherwise null.

@@ -25,7 +25,7 @@ constexpr std::size_t kMaxForeign = 64;
 /// A whole frame of a reply, whose last bytes are the value.
 StoreServer::Frame reply_frame(std::string_view verdict, std::int64_t number = 0,
                                std::span<const std::byte> value = {}) {
-  // The last field is written without a text of its own, because values may be large.
+  // The last field is written without a temporary copy, because values may be large.
   const Bytes head = join_fields({std::string(verdict), text(number)});
   const auto size = static_cast<std::uint32_t>(value.size());
   const auto all = static_cast<std::uint32_t>(head.size() + sizeof size + value.size());

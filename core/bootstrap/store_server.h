@@ -127,7 +127,7 @@ class StoreServer {
   /// see Store::remarks().
   std::string remarks(std::span<const int> ranks) const;
 
-  /// When on_time() must be called next.
+  /// The time at which on_time() must be called next.
   std::optional<Deadline> next_deadline() const;
   void on_time(Deadline now);
 

@@ -167,7 +167,7 @@ void Engine::fail(const Status& cause, bool notify_others) noexcept {
                                cause.message, cause.rank);
   }
   // When a process ends without shutdown(), failures of other ranks are mostly a consequence of
-  // that, so its last output should not blame them.
+  // that, so its last output should not name them as the cause.
   if (on_failure_) {
     HVD_LOG(kInfo) << "the generation has failed: " << own.message;
     on_failure_(cause);

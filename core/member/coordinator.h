@@ -42,7 +42,7 @@ using CoordinatorAction = std::variant<Deliver, Kill>;
 
 /// How a job has ended.
 enum class Outcome : std::uint8_t {
-  kComplete,   ///< all members were at their end
+  kComplete,   ///< the program has ended on all members
   kTooFew,     ///< fewer than `min_np` ranks for the deadline `elastic`
   kStateLost,  ///< no worker has a state, and rank 0 cannot load one
   kTooManyResets,
@@ -52,7 +52,7 @@ enum class Outcome : std::uint8_t {
 /// A worker that the job has lost.
 struct Loss {
   WorkerId worker = 0;
-  Generation generation = 0;  ///< that it was a member of; 0: of none
+  Generation generation = 0;  ///< of which it was a member; 0: none
   std::string cause = {};
 };
 
@@ -124,7 +124,7 @@ class Coordinator {
     Generation asked = 0;               ///< the last reset that was sent to it
     std::optional<Ready> ready = {};    ///< for the wanted generation
     std::optional<Synced> synced = {};  ///< in the wanted generation
-    std::optional<Commit> begun = {};   ///< in the change that is prepared
+    std::optional<Commit> begun = {};   ///< reported for the change that is being prepared
     bool at_end = false;
     bool leaving = false;  ///< in order
     bool late = false;     ///< has not answered the last reset in time
@@ -214,7 +214,7 @@ class Coordinator {
   std::optional<Change> change_ = {};
   std::uint64_t changes_ = 0;
   Assign assigned_ = {};
-  /// They leave after they have sent their state to the others.
+  /// Workers that leave after they have sent their state to the others.
   std::set<WorkerId> departing_state_sources_ = {};
   std::string program_ = {};
   std::uint64_t serials_ = 0;

@@ -48,9 +48,8 @@ using MemberAction = std::variant<Send, Leave, Form, Run, Wake, Finish, Exit>;
 ///
 /// Note [A member leaves on request]: a worker that has lost another worker reports the loss and
 /// keeps its connections until the coordinator resets the generation. Otherwise a third worker
-/// could mistake the closed connections for a loss and accuse the reporter, and its accusation
-/// could reach the coordinator first. After the reset, accusations from that generation are
-/// ignored.
+/// could mistake the closed connections for the loss of the reporter, and that report could reach
+/// the coordinator first. After the reset, reports of losses in that generation are ignored.
 class Member {
  public:
   enum class Phase : std::uint8_t {
@@ -62,7 +61,7 @@ class Member {
     kSynced,     ///< waits until all members have the state
     kRunning,
     kFailed,  ///< has reported a failure and waits for the reset
-    kAtEnd,   ///< the program is at its end
+    kAtEnd,   ///< the program's function has returned
     kOver,
   };
 

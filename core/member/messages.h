@@ -66,7 +66,7 @@ struct Failed {
   std::string cause = {};
   friend bool operator==(const Failed&, const Failed&) = default;
 };
-/// The program is at its end and waits for the others.
+/// The program's function has returned on this worker, which waits for the others.
 struct AtEnd {
   Generation generation = 0;
   friend bool operator==(const AtEnd&, const AtEnd&) = default;
@@ -133,7 +133,7 @@ struct Target {
   std::vector<WorkerId> leaving = {};  ///< members that leave the job after this commit
   friend bool operator==(const Target&, const Target&) = default;
 };
-/// All members are at their end.
+/// The program's function has returned on all members.
 struct End {
   friend bool operator==(const End&, const End&) = default;
 };

@@ -229,8 +229,8 @@ void report_exit(int status, void*) {
     observe::notify_supervisor(observe::NoticeKind::kExit, status, "");
 }
 
-// A start that fails for lack of descriptors is this rank's own error, even if the error blames a
-// rank that this one could not connect to. The text of the error is no evidence, because it may
+// A start that fails for lack of descriptors is this rank's own error, even if the error names a
+// rank to which this one could not connect. The text of the error is no evidence, because it may
 // quote another rank's error.
 JobConnection join_within_limits(const std::function<JobConnection()>& join_other) {
   try {

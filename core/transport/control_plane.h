@@ -73,7 +73,7 @@ class ControlPlane : public Peers {
   /// The boxes of this rank and another rank of its host. Empty if it has no boxes.
   virtual std::optional<MessageBoxes> message_boxes(int /*rank*/) noexcept { return std::nullopt; }
   /// Whether a rank of this host has sent a message that poll() has not returned yet, as far as one
-  /// look at memory shows.
+  /// read of memory shows.
   virtual bool has_local_message() noexcept { return false; }
   /// Returns the next message that has arrived, if any.
   virtual std::optional<Message> poll() = 0;

@@ -36,7 +36,7 @@ class LocalMail {
   /// Sends, or keeps a copy of the message until flush() finds room for it. @pre reaches(rank)
   /// @throws hvd::Error when the carrier cannot send it
   void send(int rank, std::span<const std::byte> message, Wake wake = Wake::kAlways);
-  /// Sends what send() has kept, as far as there is room.
+  /// Sends the messages that send() has kept, as far as there is room.
   void flush();
   /// Whether flush() has work.
   bool keeps_messages() const noexcept { return kept_ > 0; }
@@ -68,7 +68,7 @@ class LocalMail {
   std::vector<int> peer_of_rank_;  ///< index of peers_, or -1; empty without rings
   std::vector<Peer> peers_;
   bool reaches_all_ = false;
-  std::size_t next_ = 0;  ///< the peer whose ring is looked at first
+  std::size_t next_ = 0;  ///< the peer whose ring pop() checks first
   std::size_t kept_ = 0;
   std::size_t awaited_ = 0;
   std::uint64_t taken_ = 0;  ///< entries of all rings

@@ -108,7 +108,7 @@ JobMembers checked(JobMembers members) {
   return members;
 }
 
-/// A worker that makes no more progress, and what it may write to.
+/// A worker that makes no more progress, and the memory to which it may write.
 class StoppedWorker {
  public:
   StoppedWorker(std::shared_ptr<const void> memory, std::vector<Endpoint> endpoints,

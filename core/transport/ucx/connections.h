@@ -100,7 +100,7 @@ class Connections : public std::enable_shared_from_this<Connections> {
   /// @throws hvd::Error if this process lacks descriptors for connections
   void require_all_connected(const std::function<bool(int)>& concerns);
   /// Throws BrokenConnection, as "ucx: sending to rank 3 failed: Connection reset by remote peer",
-  /// or hvd::Error if this process lacks something, so that the peer is not to blame.
+  /// or hvd::Error if this process lacks a resource, in which case the peer is not the cause.
   [[noreturn]] void raise(const char* what, int peer, Status) const;
 
   /// Makes progress on the plane's sending worker, and on its receiving worker if `receives`.

@@ -83,8 +83,8 @@ class Worker {
   virtual std::string describe(Status) const = 0;
 
   /// Text for users if UCX has run out of a resource of this process, for example file descriptors,
-  /// since the last call that returned a text. The shortage is then the cause of errors, and no
-  /// peer is to blame. Empty without a shortage.
+  /// since the last call that returned a text. The shortage, not a peer, is then the cause of
+  /// errors. Empty without a shortage.
   /// @param error of the call that has failed; kOk: report only shortages of UCX's background work,
   /// where no call returns an error
   virtual std::string take_resource_exhaustion(Status /*error*/) { return {}; }
