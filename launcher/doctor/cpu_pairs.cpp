@@ -146,7 +146,7 @@ Fact<std::vector<CpuPair>> pairs_by_distance(const std::vector<int>& allowed,
     CpuPair pair;
   };
   std::vector<Candidate> candidates;
-  // Machines are regular, so the first CPU sees all distances.
+  // Machines are regular, so every kind of distance occurs from the first CPU.
   if (allowed.empty()) return std::vector<CpuPair>{};
   const hwloc_obj_t first =
       ::hwloc_get_pu_obj_by_os_index(machine.get(), static_cast<unsigned>(allowed.front()));

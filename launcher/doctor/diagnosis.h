@@ -29,11 +29,11 @@ struct ChosenBackend {
 struct JobResult {
   bool succeeded = false;
   int np = 0;
-  std::string command;     ///< that repeats it
+  std::string command;     ///< the command that repeats the job
   std::string error;       ///< why it was not run or has failed; empty if it succeeded
   std::string controller;  ///< "ucx: UCX is found"; empty: unknown
   Fact<std::vector<std::string>> transports;  ///< of UCX, as in "tcp/eth0"
-  std::vector<std::string> warnings;          ///< that hvd has logged, each once
+  std::vector<std::string> warnings;          ///< logged by hvd, each once
   std::vector<RankReport> ranks;              ///< by rank; those that have reported
 };
 
@@ -54,7 +54,7 @@ struct Finding {
 
 struct Diagnosis {
   std::string hvdrun_version;
-  double seconds = 0;  ///< that the doctor took
+  double seconds = 0;  ///< the time that the doctor took
   std::vector<HostResult> hosts;
   JobResult job;
   std::vector<Finding> findings;  ///< the most severe ones first

@@ -93,7 +93,7 @@ struct Measurement {
   std::uint64_t bytes = 0;
   Fact<double> median_us;  ///< of one operation; of a send, one way
   int repetitions = 0;
-  std::string backend;  ///< that ran it; empty: unknown
+  std::string backend;  ///< the backend that ran it; empty: unknown
 };
 
 /// How far the clock of another host is ahead of that of rank 0's.

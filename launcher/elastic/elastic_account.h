@@ -13,7 +13,7 @@ namespace hvd::launcher {
 struct LostWorker {
   std::uint64_t id = 0;
   std::string host = {};
-  std::uint64_t generation = 0;  ///< that it was a rank of; 0: it was not a rank yet
+  std::uint64_t generation = 0;  ///< the last one in which it was a rank; 0: it was not a rank yet
   std::string cause = {};
   std::uint64_t replacement = 0;  ///< 0: it was not replaced
 };
@@ -23,7 +23,7 @@ struct ElasticRecord {
   int code = 0;             ///< hvdrun's exit code
   std::string reason = {};  ///< why the job has ended; empty: it is complete
   std::vector<LostWorker> lost = {};
-  std::uint64_t tail_worker = 0;  ///< whose last lines follow; 0: none
+  std::uint64_t tail_worker = 0;  ///< the worker whose last lines follow; 0: none
   std::vector<std::string> stderr_tail = {};
 };
 

@@ -42,7 +42,7 @@ void ElasticJob::spawn_agents() {
                                   agents_output_end_.get(), -1);
     } catch (const LaunchError& error) {
       if (!ran_) throw;
-      output_.print_line(error.what());  // this host may have processes to spare later
+      output_.print_line(error.what());  // this host may be able to start processes later
       host.connect_by.reset();
       placement_.host_lost(index, time_now());
     }

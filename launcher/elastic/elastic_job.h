@@ -166,7 +166,7 @@ class ElasticJob final : private RankObserver {
   std::size_t losses_seen_ = 0;
   ElasticRecord record_;
   bool ran_ = false;       ///< a generation has run
-  bool complete_ = false;  ///< all members were at their end
+  bool complete_ = false;  ///< the program has ended on all members
   bool ending_ = false;    ///< no more workers are started
   bool closed_ = false;    ///< the agents are to end
   bool finishing_ = false, hurried_ = false, output_lost_ = false;

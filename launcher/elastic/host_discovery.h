@@ -73,7 +73,7 @@ class HostDiscovery {
   const int slots_;
   const std::chrono::milliseconds limit_;
   pid_t pid_ = -1;             ///< -1: it does not run
-  std::vector<pid_t> former_;  ///< that were ended, until they are reaped
+  std::vector<pid_t> former_;  ///< runs that were ended, until they are reaped
   UniqueFd out_, err_;
   Deadline starts_at_ = {}, ends_at_ = {}, size_check_at_ = {};
 };

@@ -57,17 +57,18 @@ class Placement {
   // Events. A host is given by its index, a slot by its number.
 
   void host_connected(std::size_t host);
-  /// The host's agent could not be started, or its connection has ended: all its slots are free.
+  /// Records that the host's agent could not be started, or that its connection has ended. Frees
+  /// all slots of the host.
   void host_lost(std::size_t host, TimePoint now);
-  /// No worker is started there any more.
+  /// Excludes the host: no more workers are started there.
   void refuse_host(std::size_t host);
-  /// The slot's worker has become a rank of a generation that runs.
+  /// Records that the slot's worker has become a rank of a running generation.
   void runs(int slot);
-  /// The slot's worker was lost. @param id of the worker
+  /// Records that the slot's worker was lost. @param id of the worker
   void lost(int slot, std::uint64_t id, TimePoint now);
-  /// The slot's worker has left the job in order, or is about to end because it does so.
+  /// Records that the slot's worker has left the job in order, or is about to do so.
   void left(int slot);
-  /// The slot can be used for another worker.
+  /// Records that the slot can be used for another worker.
   void freed(int slot);
 
   /// Hosts whose agents are to be started now. They count as starting from then on.
@@ -99,7 +100,7 @@ class Placement {
  private:
   struct Host {
     std::vector<int> slots = {};
-    std::size_t usable = 0;  ///< so many of them
+    std::size_t usable = 0;  ///< the number of slots in which workers are started
     enum class Agent : std::uint8_t { kAbsent, kStarting, kConnected } agent = Agent::kAbsent;
     bool joins = false;
     bool refused = false;

@@ -14,7 +14,7 @@ namespace hvd::launcher {
 
 /// Writes files in a separate thread. If a file system hangs (a network file system without its
 /// server), write(2) blocks forever, which must not delay hvdrun's signals and reports. The thread
-/// starts with the first write, so that it inherits the blocked signals. To be used by one thread.
+/// starts with the first write, so that it inherits the blocked signals. Use it from one thread.
 class FileWriter {
  public:
   using Clock = std::chrono::steady_clock;
@@ -39,7 +39,7 @@ class FileWriter {
 
   /// Bytes that are queued.
   std::size_t pending() const;
-  /// When to call collect_failures() even without an event: at the end of kTimeout.
+  /// The time at which to call collect_failures() even without an event: the end of kTimeout.
   std::optional<Clock::time_point> next_deadline() const;
   /// The failures since the last call, each as a sentence. Gives up all files if no file has
   /// accepted data for `timeout`.

@@ -105,7 +105,7 @@ std::string where(const RankRecord& rank) {
               rank.pid > 0 ? text("  pid ", rank.pid) : "");
 }
 
-/// How the blamed rank ended, in words.
+/// How the rank that is named as the cause ended, in words.
 std::string describe_end(const JobRecord& job, int index) {
   const RankRecord& rank = job.rank(index);
   if (!rank.ended) return "lost: its agent's connection broke without a report";
@@ -206,7 +206,8 @@ bool never_started(const RankRecord& rank) { return !rank.connected; }
 
 bool stopped_by_us(const RankRecord& rank) { return rank.ended && rank.ended->stopped; }
 
-/// Lists the ranks without a report of their end, `except` the blamed one, which has its own line.
+/// Lists the ranks without a report of their end, except `except`, which is named as the cause and
+/// has its own line.
 std::string lost_line(const JobRecord& job, int except) {
   const std::vector<int> lost = without(ranks_where(job, is_lost), except);
   return lost.empty() ? "" : indented("also lost without a report: " + counted(job, lost));
@@ -236,8 +237,8 @@ std::string suspects_of(const JobRecord& job, std::vector<int> ranks) {
   return hosts_of(job, ranks);
 }
 
-/// If the blamed rank ended because of a loss: the lost ranks on other hosts. Those hosts, or the
-/// network to them, are then the cause.
+/// The lost ranks on other hosts, if rank `blamed` ended because of a loss; otherwise empty. Those
+/// hosts, or the network to them, are then the cause.
 std::vector<int> lost_elsewhere(const JobRecord& job, int blamed) {
   const RankRecord& rank = job.rank(blamed);
   std::vector<int> lost;

@@ -75,9 +75,9 @@ struct JobRecord {
   std::vector<std::string> suspect_hosts;  ///< one of these was lost or never reached
   bool lacks_slots = false, lost_host = false, lacks_executable = false;
 
-  /// The end of the blamed rank's stderr.
+  /// The last lines of stderr of the rank that is named as the cause.
   std::vector<std::string> stderr_tail;
-  int tail_lines = 20;  ///< the number of lines; 0: the user wants no lines
+  int tail_lines = 20;  ///< the largest number of lines; 0: none
 };
 
 /// Records a notice of the rank's program.
