@@ -188,7 +188,7 @@ std::string ArgumentCheck::error_in(const std::shared_ptr<LoaderProgress>& loade
   if (!error.empty()) return error;
   const LoaderProgress& progress = *loader;
   const std::string& name = progress.options().name;
-  // Before its first rank, a worker does not have the number of ranks.
+  // A worker that is not a rank yet cannot determine the number of ranks.
   if (libtorch::waits_for_rank() && progress.options().process_set.id() == 0) return {};
   if (progress.options().process_set.size() != size()) {
     return text("the loader '", name, "' divides its samples among ",
@@ -255,8 +255,8 @@ const PreparedModule* only_module(const std::vector<PreparedModule>& modules,
   return nullptr;
 }
 
-/// Warns if ranks get batches of different sizes, because the mean over each batch would have the
-/// same weight.
+/// Warns if ranks get batches of different sizes, because the means over these batches would have
+/// equal weights.
 void warn_of_uneven_batches(const LoaderProgress& loader) {
   const bool uneven = loader.options().remainder == Remainder::kUneven;
   if (!uneven || libtorch::waits_for_rank() || size() == 1 || rank() != 0) return;

@@ -145,7 +145,7 @@ void C10dBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wai
   store_->set(call + std::to_string(getRank()), std::vector<std::uint8_t>{1});
   const auto timeout =
       options.timeout < std::chrono::milliseconds(0) ? timeout_.load() : options.timeout;
-  // Not part of the sequence, because this call reports ranks that make other calls itself.
+  // Not part of the sequence, because this call itself reports ranks that make other calls.
   const Handle handle = start_barrier(group_->set(), /*in_sequence=*/false, Progress::kBackground);
   const bool done = libtorch::wait_in_slices(handle, std::chrono::steady_clock::now() + timeout);
   libtorch::check_return();

@@ -24,7 +24,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-/// How long a wait that has timed out waits for the replies of other ranks about the operation.
+/// The time that a wait, after its timeout, leaves the other ranks to reply about the operation.
 constexpr milliseconds kReplyLimit(300);
 std::atomic<void (*)() noexcept> return_check = nullptr;
 

@@ -66,8 +66,8 @@ bool is_aligned(const void* address, torch::ScalarType type) {
   return reinterpret_cast<std::uintptr_t>(address) % c10::elementSize(type) == 0;
 }
 
-/// Asks for huge pages, which cost one page fault each instead of 512. Without an effect on the
-/// tensor's values, and on pages that are in use already.
+/// Asks for huge pages, which cost one page fault each instead of 512. Changes neither the tensor's
+/// values nor pages that are already in use.
 void advise_huge_pages(const torch::Tensor& tensor) {
   constexpr std::uintptr_t kHuge = std::uintptr_t{2} << 20;
   const auto begin = reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr());

@@ -120,7 +120,7 @@ bool equal(const T& a, const T& b) {
 /// Merges one option; see GroupMirror::reconcile().
 class MergeOption {
  public:
-  /// @param who begins messages  @param group empty for the defaults
+  /// @param who the class name at the beginning of messages  @param group empty for the defaults
   MergeOption(const char* who, std::optional<std::size_t> group, bool apply)
       : who_(who), group_(group), apply_(apply) {}
 
@@ -294,7 +294,7 @@ void GroupMirror::merge(bool apply) {
                   *last_defaults_);
 }
 
-/// Merges the options of a group as a whole, also if they were replaced by another type.
+/// Merges the options of a group as a whole, even if they were replaced by options of another type.
 void GroupMirror::merge_whole(std::size_t group, bool apply) {
   OptimizerParamGroup& wrapped = wrapped_.param_groups()[group];
   OptimizerParamGroup& wrapper = wrapper_.param_groups()[group];

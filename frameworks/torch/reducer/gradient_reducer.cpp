@@ -239,9 +239,9 @@ void GradientReducer::after_accumulate(std::size_t index, const variable_list& g
   if (!readiness_.count_pass(index)) return;
   try {
     prepare_gradient(index, gradients);
-    // Before the ranks have compared their parameters, another rank might not have this parameter.
+    // Until the ranks have compared their parameters, another rank might not have this parameter.
     const std::size_t unit = readiness_.unit_of(index);
-    // Before they have agreed on a reference, weighted gradients cannot be sent.
+    // Weighted gradients cannot be sent until the ranks have agreed on a reference.
     const bool may_submit =
         agreement_.same_parameters() && (!weights_.weighted() || weights_.agreed());
     prefetch_next(unit);

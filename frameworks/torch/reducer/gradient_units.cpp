@@ -275,7 +275,7 @@ namespace {
 
 static_assert(kGradientAlignment % c10::gAlignment == 0, "as aligned as a tensor of its own");
 
-/// In bytes.
+/// The bytes that the parameter's gradient occupies in a bucket.
 std::size_t room_for(const torch::Tensor& parameter) { return room_in_bucket(parameter.nbytes()); }
 
 }  // namespace
@@ -310,7 +310,7 @@ void GradientBucket::lay_out(std::span<const torch::Tensor> parameters, std::siz
   for (const torch::Tensor& parameter : parameters) {
     std::byte* const begin = memory.get() + offset;
     // The gap behind a gradient is reduced too, so it is set to zero. The pages of the gradients
-    // themselves are not touched before the gradients move in.
+    // themselves are not touched before the gradients are stored there.
     std::memset(begin + parameter.nbytes(), 0, room_for(parameter) - parameter.nbytes());
     views_.push_back(GuardedGradient::of(torch::from_blob(
         begin, parameter.sizes(), strides_for(parameter), [memory](void*) {},

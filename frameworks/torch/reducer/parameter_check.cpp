@@ -155,8 +155,8 @@ void ParameterCheck::begin_check() {
   on_gpu.empty() ? exchange_on_host() : exchange_on_gpu(on_gpu);
 }
 
-// Sends complements too: the largest complement is that of the smallest value, and no number
-// overflows.
+// Sends complements too: the largest complement is that of the smallest value. Unlike a negative, a
+// complement cannot overflow.
 void ParameterCheck::exchange_on_host() {
   const std::size_t count = values_.size();
   if (!message_.defined() || message_.is_cuda() ||

@@ -63,7 +63,7 @@ std::vector<std::int64_t> strides_for(const torch::Tensor& parameter) {
 
 namespace {
 
-// Larger copies are left to LibTorch, which uses several threads. In bytes.
+// In bytes. LibTorch makes larger copies, with several threads.
 constexpr std::size_t kSmall = std::size_t{64} << 10;
 
 void refuse_graph(const torch::Tensor& gradient, const std::string& name) {
@@ -358,9 +358,9 @@ Submission ReducedParameter::prepare_dense(const GradientReduction& how) {
                          parameter_.options().dtype(wire_dtype).requires_grad(false));
   }
   Submission submission = reduction_in_place(label_, how, wire_);
-  // Memory that ranks share is reduced in place, so that a copy into a common buffer would be the
-  // most expensive part. Other memory goes through shared memory piece by piece, and the common
-  // buffer would be as large as all gradients.
+  // Memory that ranks share is reduced in place, so a copy into a common buffer would be the most
+  // expensive part. Other memory goes through shared memory piece by piece, and the common buffer
+  // would be as large as all gradients.
   const bool one_host = local_size() == size();
   // Compressed gradients go through a buffer in any case.
   const bool compressed =

@@ -261,7 +261,7 @@ void ParameterShards::attach_gradients() {
       const torch::Tensor strided = with_strides_of(parameter, gradient);
       if (!strided.is_same(gradient)) gradient = strided;
       part = flat_part(gradient, piece.plan.elements.begin, piece.plan.elements.size());
-      // Only the shard's memory may outlive the gradient, so remember no other memory.
+      // Only the shard's memory may outlive the gradient, so no other memory is kept.
       const torch::Tensor& memory = shard.memory;
       if (memory.defined() && gradient.is_alias_of(memory)) piece.gradient = part;
     }

@@ -124,7 +124,7 @@ void compare(const Optimizer& optimizer, std::span<const ReducedParameter> param
       complaint.empty() ? facts_of(optimizer, parameters) : std::vector<libtorch::Fact>());
 }
 
-/// Whether its elements can be distributed, given the layout of its gradients.
+/// Whether the parameter's elements can be distributed, given the layout of its gradients.
 bool is_divisible(const ReducedParameter& parameter) {
   const torch::Tensor& tensor = parameter.tensor();
   return libtorch::is_supported(tensor.scalar_type()) && tensor.is_non_overlapping_and_dense() &&
@@ -146,8 +146,8 @@ void refuse_other_strides(const GradientReducer& reducer) {
   }
 }
 
-/// Returns the shards. For an elementwise optimizer a bucket is one shard, which is distributed as
-/// it is scattered. Every other parameter is a shard by itself.
+/// Returns the shards. For an elementwise optimizer a bucket is one shard, which is divided among
+/// the ranks in the same way as its gradients. Every other parameter is a shard by itself.
 Shards shards_of(const GradientReducer& reducer, bool elementwise, int ranks) {
   const std::vector<ReducedParameter>& parameters = reducer.parameters();
   std::vector<std::size_t> bytes;

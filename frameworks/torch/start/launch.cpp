@@ -61,7 +61,8 @@ std::vector<std::string> thread_names() {
 /// The number of threads when this library was loaded, or when this rank's function began.
 std::size_t expected_threads = thread_names().size();
 
-/// Returns whether this process has initialised CUDA, without a call of CUDA that would do so.
+/// Returns whether this process has initialised CUDA. Does not call CUDA, because that would
+/// initialise it.
 bool uses_cuda() {
   std::error_code error;
   for (fs::directory_iterator files("/proc/self/fd", error);

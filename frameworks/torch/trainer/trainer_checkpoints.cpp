@@ -34,7 +34,7 @@ constexpr std::string_view kPrefix = "checkpoint-";
 constexpr const char* kArguments = "training_args.json";
 constexpr const char* kDescription = "trainer_state.json";
 constexpr const char* kGlobalBatch = "global_batch";
-/// How long to wait until a former rank 0 that was cut off while it writes is killed.
+/// The longest wait for the end of a former rank 0 that was cut off while it was writing.
 constexpr std::chrono::seconds kLockTimeout(60);
 
 fs::path folder_of(const fs::path& output_dir, std::int64_t step) {
@@ -170,7 +170,7 @@ void TrainerCore::save_checkpoint() {
   if (state.best_global_step == step && state.best_metric)
     state.best_model_checkpoint = folder.string();
   std::optional<FolderLock> lock;  // of rank 0 in an elastic job
-  bool complete = false;           // in a step that is repeated after the save
+  bool complete = false;           // true in a step that is repeated after the save
   on_rank_0("trainer.save", "Trainer: save a checkpoint", [&] {
     if (elastic_job_) {
       lock.emplace(arguments.output_dir, kLockTimeout);

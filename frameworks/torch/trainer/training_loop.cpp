@@ -103,7 +103,7 @@ TrainOutput TrainerCore::train(const ResumeFrom& resume_from_checkpoint) {
   TrainOutput output = train_loop();
   const bool late = TerminationNotice::given();
   notice.reset();
-  if (late) ::raise(SIGTERM);  // arrived after the last step: it has its usual effect
+  if (late) ::raise(SIGTERM);  // the signal arrived after the last step and has its usual effect
   return output;
 }
 
