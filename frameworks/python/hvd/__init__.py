@@ -18,7 +18,7 @@ __all__ = ["build_info", "cmake_prefix_path", "controller", "fail", "init", "ini
 
 
 def init() -> None:
-    """Joins the job that the launcher describes: hvdrun, mpirun, srun or torchrun; alone: a job of one rank. Collective.
+    """Joins the job of the launcher: hvdrun, mpirun, srun or torchrun. Without one, starts a job of one rank. Collective.
 
     ``torch.distributed.init_process_group("hvd")`` then uses that job. Raises RuntimeError when it is called twice, and when
     the ranks cannot find each other.
@@ -34,14 +34,14 @@ def shutdown() -> None:
 def fail(cause: str) -> None:
     """Reports to the launcher and to the other ranks that this rank is about to end because of an error.
 
-    Their operations end with an error that contains the cause. An exception that ends the program is reported without a
-    call. Has no effect outside a job, or when the job has failed already.
+    The other ranks' operations then end with an error that contains the cause. An exception that ends the program is reported
+    without this call. Has no effect outside a job, or when the job has failed already.
     """
     _loader.native().fail(cause)
 
 
 def is_initialized() -> bool:
-    """Whether this process is in a job, by init() or by a process group."""
+    """Whether this process is in a job, which it has joined with init() or with a process group."""
     return _loader.native().is_initialized()
 
 
@@ -81,7 +81,7 @@ def build_info() -> str:
 
 
 def metrics() -> dict[str, typing.Any]:
-    """Counters of this rank since it has joined the job. docs/configuration.md lists them."""
+    """Counters of this rank since it joined the job. docs/configuration.md lists them."""
     return json.loads(_loader.native().metrics_json())
 
 

@@ -13,7 +13,7 @@ import types
 from . import _build
 from ._build import PYTHON_VERSION, TORCH_VERSION, VERSION  # noqa: F401
 
-# Holds lib, bin and include. In an editable installation the Python sources are in another folder.
+# The folder of lib, bin and include. In an editable installation the Python sources are in another folder.
 FOLDER = pathlib.Path(_build.__file__).parent
 
 _REBUILD = "pip install --force-reinstall --no-deps --no-cache-dir ."
@@ -54,7 +54,7 @@ def _report_uncaught_exceptions(module: types.ModuleType) -> None:
         report(error.__context__ if isinstance(error, SystemExit) else error)
 
     sys.excepthook = report_to_hook
-    if multiprocessing.parent_process() is not None:  # which catches exceptions, so that the hook is not called
+    if multiprocessing.parent_process() is not None:  # multiprocessing catches exceptions before the hook
         multiprocessing.util.Finalize(None, report_to_parent, exitpriority=1000)
 
 

@@ -6,9 +6,9 @@ import typing
 
 
 def register() -> None:
-    """Registers the backend "hvd" for the devices that hvd and torch were built for, unless that is done.
+    """Registers the backend "hvd" for the devices that hvd and torch were built for, unless it is registered.
 
-    torch calls it at the end of ``import torch``, where an exception would make the import fail, so it does not raise.
+    torch calls this at the end of ``import torch``, where an exception would make the import fail, so this does not raise.
     """
     try:
         import torch

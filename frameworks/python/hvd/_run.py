@@ -15,7 +15,7 @@ _ELASTIC = ("min_num_proc", "max_num_proc", "slots", "reset_limit", "cooldown_ra
 
 
 def dumps(obj: typing.Any) -> bytes:
-    """Pickles with cloudpickle if it is installed, which also accepts functions that have no name in a module."""
+    """Pickles an object. With cloudpickle installed, also pickles functions that have no name in a module."""
     try:
         import cloudpickle
     except ImportError:

@@ -30,7 +30,7 @@ void end_wait() noexcept;
 /// KeyboardInterrupt.
 void raise_signals();
 /// hvd::init(). A signal of the program ends the wait, but the ranks continue to join; the next
-/// call of one of these three functions waits for that.
+/// call of one of these three functions waits until they have joined.
 void join_job();
 /// hvd::shutdown(). Handles of earlier operations then raise UsageError. Signals: like join_job().
 void leave_job();

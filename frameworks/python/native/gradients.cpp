@@ -14,8 +14,8 @@
 namespace hvd::python {
 namespace {
 
-/// Replaces an exception of a hook by one that carries Python's, so that backward() raises its
-/// class. Runs on a thread of autograd, which may not hold Python's lock.
+/// Replaces a hook's exception by one that carries the exception of Python, so that backward()
+/// raises the right class. Runs on a thread of autograd, which may not hold Python's lock.
 void raise_in_backward() {
   const py::gil_scoped_acquire gil;
   if (!set_python_error(std::current_exception())) return;

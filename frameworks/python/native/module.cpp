@@ -33,10 +33,10 @@ bool interpreter_ends() noexcept {
 #endif
 }
 
-/// Python ends a thread that takes its lock while the interpreter ends, which C++ turns into
-/// std::terminate(). Such a thread stops here instead: hvd's own threads when the interpreter ends,
-/// because the program's exit handlers may wait for futures, and other threads before that. The
-/// main thread may take the lock.
+/// Python ends a thread that takes its lock while the interpreter ends, and C++ turns this into
+/// std::terminate(). Such a thread stops here instead. hvd's own threads stop when the interpreter
+/// ends, because the program's exit handlers may wait for futures. Other threads stop when the exit
+/// handlers run. The main thread may take the lock.
 void stop_at_the_end() noexcept {
   while ((interpreter_ends() || (exit_has_begun && !hvd::BackgroundThread::here())) &&
          ::gettid() != ::getpid())

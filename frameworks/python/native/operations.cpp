@@ -116,7 +116,7 @@ class NamesInUse {
   std::mutex mutex_;
   std::unordered_set<std::string> names_;
   std::uint64_t seen_ = 0;
-  std::atomic<bool> any_ = false;  // may be true without any, never false with one
+  std::atomic<bool> any_ = false;  // may be true while no name is in use, never false while one is
   std::atomic<std::uint64_t> waits_ = 0;
 };
 NamesInUse names_in_use;
@@ -129,7 +129,7 @@ auto waiting(const Call& call) {
     names_in_use.end_wait();
     return result;
   } catch (const UsageError&) {
-    throw;  // mostly of a call that has started no operation
+    throw;  // mostly from a call that has not started an operation
   } catch (...) {
     names_in_use.end_wait();
     throw;

@@ -48,8 +48,8 @@ def ddp_hook(state: dist.ProcessGroup | None, bucket: dist.GradBucket) -> torch.
     """A communication hook for DistributedDataParallel whose own group has another backend, such as gloo.
 
     ``model.register_comm_hook(None, hvd.torch.ddp_hook)`` averages the gradients over all ranks through hvd. `state` is the
-    group to use, ``torch.distributed.new_group(ranks, backend="hvd")``; with None the first call makes one of all ranks, and
-    is collective over them. It must not be None for a model whose process group has only some of the ranks.
+    group to use, ``torch.distributed.new_group(ranks, backend="hvd")``; with None the first call makes a group of all ranks, and
+    is collective over them. `state` must not be None for a model whose process group has only some of the ranks.
 
     Returns a future with the averaged bucket, which is the bucket's own memory.
     """
@@ -70,7 +70,7 @@ def monitored_barrier(group: dist.ProcessGroup | None = None, timeout: datetime.
     """torch.distributed.monitored_barrier() for a group of the backend "hvd", which torch offers for gloo only.
 
     Raises torch.distributed.DistBackendError when ranks have not made the call within `timeout` (None: the group's). The text
-    names the first of them, or with `wait_all_ranks` all.
+    names the first of them, or all of them with `wait_all_ranks`.
     """
     chosen = group if group is not None else dist.group.WORLD
     backend = chosen._get_backend(torch.device("cpu"))

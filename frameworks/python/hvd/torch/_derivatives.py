@@ -1,5 +1,5 @@
-"""The derivatives of the collectives, with Horovod's factors. A backward communicates, under the name of the operation followed by
-".backward", so that every rank must run it."""
+"""The derivatives of the collectives, with Horovod's factors. backward() communicates, under the name of the operation
+followed by ".backward", so every rank must run it."""
 
 from __future__ import annotations
 

@@ -23,10 +23,10 @@ is_homogeneous = _native.is_homogeneous
 
 def init(comm: collections.abc.Sequence[int] | None = None,
          process_sets: collections.abc.Sequence[_sets.ProcessSet] | str | None = None) -> None:
-    """Joins the job that the launcher describes; alone: a job of one rank. Collective. Has no effect within a job.
+    """Joins the job of the launcher. Without one, starts a job of one rank. Collective. Has no effect within a job.
 
-    `comm` is None or the list of all ranks. `process_sets` are added, unless the job has them; sets can be added later too, so
-    that the value "dynamic" changes nothing.
+    `comm` is None or the list of all ranks. `process_sets` are added, unless the job has them. The value "dynamic" changes
+    nothing, because sets can always be added later.
     """
     chosen = _chosen_sets(process_sets)
     if comm is not None and not isinstance(comm, collections.abc.Iterable):
@@ -102,7 +102,7 @@ def _leave_at_exit() -> None:
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     """Starts a Chrome trace of this rank's operations. "{rank}" in the path is replaced by the rank; without it ".rankN" goes
-    before the extension. hvd has no cycles, so that `mark_cycles` changes nothing."""
+    before the extension. hvd has no cycles, so `mark_cycles` changes nothing."""
     del mark_cycles
     _native.start_timeline(str(file_path))
 

@@ -1,7 +1,7 @@
 """The blocking collectives as operators of torch.library: torch.compile keeps them in its graphs, in the order of the program.
 
-They have an effect, so that no pass merges, moves or drops one. Results whose rows depend on other ranks have a size that is known
-only at run time. A process set is its number.
+They are registered with an effect, so no pass of the compiler merges, moves or drops one. Results whose rows depend on other
+ranks have a size that is known only at run time. A process set is given by its number.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _set_of(number: int) -> typing.Any:
 
 
 def _new_size() -> typing.Any:
-    """A size that other ranks decide. torch.library's own function for it works only if a setting allows it."""
+    """A size that depends on the other ranks. torch.library's own function for it works only if a setting allows it."""
     context = torch.library.get_ctx()
     shape_env = context._shape_env
     if shape_env is None:
@@ -135,7 +135,7 @@ def _(tensors: list[torch.Tensor], name: str, op: int, process_set: int, *_: typ
     return [_empty_rows(tensor, _share(tensor, process_set)) for tensor in tensors]
 
 
-# The backwards of operators whose results have another number of rows. `rows` is that of the gradient to return.
+# The backward functions of operators that change the number of rows. `rows` are the numbers of rows of the gradients to return.
 
 
 @custom_op("hvd::allgather_backward", mutates_args=())

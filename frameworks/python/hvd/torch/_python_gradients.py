@@ -1,4 +1,4 @@
-"""The reduction of gradients with a compression of the program, in hooks in Python."""
+"""The reduction of gradients with the program's own class of compression, in Python hooks."""
 
 from __future__ import annotations
 

@@ -26,14 +26,14 @@ class HostsUpdatedInterrupt(RuntimeError):
 
 
 class State:
-    """What a program saves and restores together. Derived classes define save(), restore() and sync()."""
+    """The values that a program saves and restores together. Derived classes define save(), restore() and sync()."""
 
     def __init__(self, bcast_object: typing.Any = broadcast_object, get_rank: typing.Any = rank) -> None:
         self._bcast_object, self._rank = bcast_object, get_rank
         self._reset_callbacks: list[typing.Callable[[], None]] = []
 
     def register_reset_callbacks(self, callbacks: collections.abc.Iterable[typing.Callable[[], None]]) -> None:
-        """Functions that on_reset() calls."""
+        """Adds functions that on_reset() calls."""
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
@@ -66,7 +66,7 @@ class State:
 
 
 class ObjectState(State):
-    """Objects, which are attributes."""
+    """A state of objects, each of which is an attribute."""
 
     def __init__(self, bcast_object: typing.Any = broadcast_object, get_rank: typing.Any = rank, **kwargs: typing.Any) -> None:
         super().__init__(bcast_object, get_rank)
@@ -114,7 +114,7 @@ class _Saved:
 
 
 class TorchState(ObjectState):
-    """Models, optimizers, samplers and further objects, which are attributes."""
+    """A state of models, optimizers, samplers and further objects, each of which is an attribute."""
 
     def __init__(self, model: typing.Any = None, optimizer: typing.Any = None, **kwargs: typing.Any) -> None:
         values = {**kwargs, **{name: value for name, value in (("model", model), ("optimizer", optimizer)) if value is not None}}
@@ -211,7 +211,7 @@ class ElasticSampler(torch.utils.data.Sampler):
         self.total_size = self.num_samples * self.num_replicas
 
     def _share(self) -> None:
-        """The last samples are repeated so that all ranks have equal numbers."""
+        """Chooses this rank's samples. The first samples are repeated at the end, so that all ranks have equal numbers."""
         remaining = self.remaining_indices
         padded = (remaining * math.ceil(self.total_size / len(remaining)))[:self.total_size] if remaining else []
         self.indices = padded[self.rank::self.num_replicas]

@@ -16,8 +16,8 @@ __all__ = ["GradScaler"]
 class GradScaler(torch.amp.GradScaler):
     """Unscales reduced gradients, and skips a step on every rank if a gradient of any rank is not finite.
 
-    ``step(optimizer)`` synchronizes, unscales and steps; ``unscale_(optimizer)`` before it allows clipping. Use one scaler for
-    each process set. The default device is the GPU if there is one, otherwise the CPU.
+    ``step(optimizer)`` synchronizes, unscales and steps. To clip gradients, call ``unscale_(optimizer)`` before it. Use one
+    scaler for each process set. The default device is the GPU if there is one, otherwise the CPU.
     """
 
     def __init__(self, device: str | None = None, *arguments: typing.Any, **options: typing.Any) -> None:

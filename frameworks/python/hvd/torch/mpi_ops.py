@@ -200,7 +200,7 @@ def broadcast_async(tensor: torch.Tensor, root_rank: int, name: str | None = Non
 
 def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None,
               process_set: ProcessSet = global_process_set) -> torch.Tensor:
-    """Returns the root's tensor. `root_rank` is a rank of the job, also for a set of ranks.
+    """Returns the root's tensor. `root_rank` is a rank of the job, even if `process_set` is given.
 
     Differentiable: backward returns the average of the gradients on the root, and zeros on the other ranks.
     """
@@ -272,8 +272,8 @@ def reducescatter_async(tensor: torch.Tensor, name: str | None = None, op: int =
 def reducescatter(tensor: torch.Tensor, name: str | None = None, compression: type[Compressor] = Compression.none,
                   op: int = Average, process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0,
                   postscale_factor: float = 1.0) -> torch.Tensor:
-    """Reduces with Average or Sum, and returns this rank's rows of the result: an equal share, of which the first ranks have one
-    row more each if there is a remainder.
+    """Reduces with Average or Sum, and returns this rank's rows of the result: an equal share, and one row more on each of
+    the first ranks if there is a remainder.
 
     Differentiable: backward gathers the gradients, and multiplies them by both factors and, with Sum, by the size of the set.
     """
@@ -329,8 +329,8 @@ def synchronize(handle: Handle) -> typing.Any:
 
 
 def join(device: int = -1) -> int:
-    """Declares that this rank has no more data, and waits until all ranks have. Meanwhile it takes part in the operations of the
-    others with zeros, or no rows. Returns the last rank to join. `device` is not used."""
+    """Declares that this rank has no more data, and waits until all ranks have done so. Until then this rank contributes zeros,
+    or no rows, to the operations of the other ranks. Returns the last rank to join. `device` is not used."""
     del device
     return _native.join()
 

@@ -32,7 +32,7 @@ _owners: typing.Any = WeakIdKeyDictionary()
 
 
 class _Distribution:
-    """What the ranks do with the gradients of one optimizer."""
+    """The reduction of the gradients of one optimizer."""
 
     def __init__(self, op: int, process_set: ProcessSet, compression: type[Compressor], sparse_as_dense: bool) -> None:
         self.op, self.process_set, self.compression = op, process_set, compression
@@ -103,7 +103,7 @@ class _Distributed:
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> collections.abc.Iterator[None]:
-        """Within the context step() does not synchronize, after a call of synchronize()."""
+        """Within the context, step() does not synchronize. Call synchronize() before it."""
         hvd = self._hvd
         if hvd is None:
             yield
@@ -162,7 +162,7 @@ class _Distributed:
         hvd.gradients.end_step()
         return result
 
-    step.hooked = True  # the step of the wrapped class runs the hooks of steps
+    step.hooked = True  # the wrapped class's step() runs the step hooks
 
     def _step_by_changes(self, closure: typing.Any) -> typing.Any:
         """Each rank steps by its own gradients. The parameters then change by the Adasum of the changes."""
@@ -210,7 +210,7 @@ class _Distributed:
         _refuse_owned(added)
         for parameter in added:
             names[parameter] = hvd.known.get(parameter, f"added.{len(names)}")
-        hvd.gradients = None  # its hooks are removed before there are others
+        hvd.gradients = None  # removes the old hooks before new ones are added
         hvd.gradients = hvd.make_gradients([(names[parameter], parameter) for parameter in dict.fromkeys(_parameters_of(self))],
                                            self.backward_passes_per_step)
         _own(_parameters_of(self), hvd.gradients)
@@ -298,7 +298,7 @@ def _refuse_owned(parameters: collections.abc.Iterable[torch.Tensor]) -> None:
 
     parameters = list(parameters)
     if owned():
-        gc.collect()  # an optimizer that the program has dropped may be in a cycle, as schedulers make them
+        gc.collect()  # a dropped optimizer may be in a reference cycle, such as a scheduler makes
     twice = owned()
     if twice:
         raise UsageError(f"DistributedOptimizer: expected parameters that no other one has, got a parameter of shape "
@@ -331,8 +331,9 @@ def DistributedOptimizer(optimizer: torch.optim.Optimizer, named_parameters: typ
     """An optimizer that reduces the gradients over the ranks, as backward produces them, before it makes a step.
 
     The result is of a class derived from the optimizer's, and shares its parameter groups, state and defaults. Every rank of the
-    set calls this in the same order with equal arguments; a rank outside steps alone. The last two arguments are those of
-    hvd::DistributedOptimizerOptions. With op Adasum each rank steps by its own gradients, and the changes are combined.
+    set calls this in the same order with equal arguments; a rank outside the set makes its steps alone. The last two
+    arguments are those of hvd::DistributedOptimizerOptions. With op Adasum each rank steps by its own gradients, and the changes
+    are combined.
     """
     _check(optimizer, op, gradient_predivide_factor, backward_passes_per_step)
     if num_groups:
@@ -343,7 +344,7 @@ def DistributedOptimizer(optimizer: torch.optim.Optimizer, named_parameters: typ
     native_set = _native_of(process_set)
     kind = _class_for(type(optimizer))
     result = kind.__new__(kind)
-    # A scheduler of the wrapped optimizer has replaced its step.
+    # Does not copy `step`, which a scheduler of the wrapped optimizer may have replaced.
     result.__dict__.update((key, value) for key, value in optimizer.__dict__.items() if key != "step")
     result._parameter_names = {parameter: name for name, parameter in named}
     result.backward_passes_per_step = backward_passes_per_step

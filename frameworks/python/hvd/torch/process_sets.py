@@ -17,7 +17,7 @@ _added: dict[int, ProcessSet] = {}
 
 
 class ProcessSet:
-    """A set of ranks, which init() or add_process_set() makes usable: `process_set_id` is None before.
+    """A set of ranks, which init() or add_process_set() makes usable. `process_set_id` is None before that.
 
     `ranks_or_comm` is a sequence of ranks.
     """
@@ -120,7 +120,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def _begin_job(process_sets: collections.abc.Iterable[ProcessSet | collections.abc.Sequence[int]]) -> None:
-    """After init(): adds sets that the job does not have yet. A set of known ranks stays as it is."""
+    """Called after init(). Adds the given sets, except those whose ranks are already the ranks of a set of the job."""
     global_process_set.ranks = global_process_set._native.ranks()
     for process_set in process_sets:
         chosen = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)

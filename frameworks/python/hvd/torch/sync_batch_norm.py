@@ -18,7 +18,7 @@ _native = _loader.native()
 
 class SyncBatchNorm(_BatchNorm):
     """In training, forward and backward equal those of BatchNorm on the joined batch. In evaluation, and with one rank, the layer
-    is BatchNorm and does not communicate. Each rank runs the same layers in the same order. The set is `process_set`."""
+    is BatchNorm and does not communicate. All ranks of `process_set` run the same layers in the same order."""
 
     process_set: ProcessSet = global_process_set
     _layer: typing.Any = None

@@ -17,7 +17,7 @@ VARIABLES = {"HOROVOD_RANK": "RANK", "HOROVOD_SIZE": "WORLD_SIZE", "HOROVOD_LOCA
 SETTINGS = {"--fusion-threshold-mb": ("HVD_FUSION_THRESHOLD", 1 << 20), "--cache-capacity": ("HVD_CACHE_CAPACITY", 1),
             "--stall-check-warning-time-seconds": ("HVD_STALL_WARNING", 1),
             "--stall-check-shutdown-time-seconds": ("HVD_STALL_SHUTDOWN", 1)}
-# Options that change nothing, without and with a value.
+# Options without an effect: those without a value, and those with one.
 FLAGS = ("--disable-cache", "--hierarchical-allreduce", "--no-hierarchical-allreduce", "--hierarchical-allgather",
          "--no-hierarchical-allgather", "--torus-allreduce", "--no-torus-allreduce", "--no-autotune", "--timeline-mark-cycles",
          "--no-timeline-mark-cycles", "--stall-check", "--mpi-threads-disable", "--no-mpi-threads-disable", "--tcp", "--gloo",
