@@ -41,7 +41,7 @@ class Hvd final : public Contender {
     operation.status().raise_if_error();
   }
 
-  /// Waits until hvd's thread sleeps. Before it sleeps it looks for more work for a short time,
+  /// Waits until hvd's thread sleeps. Before it sleeps it polls for more work for a short time,
   /// which would make MPI several times slower.
   void settle() override { std::this_thread::sleep_for(std::chrono::microseconds(300)); }
 
@@ -133,7 +133,7 @@ class Match {
     return correct;
   }
 
-  /// Times so many calls, one directly after the other. @return seconds per call
+  /// Times `calls` calls, one directly after another. @return seconds per call
   double time(Contender& contender, int calls) const {
     exercise_.fill();
     // If a rank slept, the ranks leave the first barrier as far apart as they reached it. The

@@ -125,7 +125,7 @@ enum class Waiting {
   kDrives,  ///< the caller waits and drives the engine itself
   kPolls,   ///< hvd's thread is woken; the caller polls and yields its core in between
   kSleeps,  ///< hvd's thread is woken; the caller sleeps until the callback wakes it
-  kMpi,     ///< no hvd: MPI_Allreduce
+  kMpi,     ///< MPI_Allreduce, without hvd
 };
 
 struct Way {

@@ -63,14 +63,14 @@ class Job:
         def choose(lines):
             newest = max((line["generation"] for line in lines if line["kind"] == "first"), default=0)
             members = [line for line in lines if line["kind"] == "first" and line["generation"] == newest]
-            # A generation's first step is complete on all ranks when it is on one, so a member that dies after it does not lack.
+            # The first step of a generation is complete on all ranks when it is complete on one, so a member that dies later is counted.
             whole = newest > after and len(members) == size and members[0]["size"] == size
             return members if whole and (worker is None or any(line["worker"] >= worker for line in members)) else None
 
         return self.wait_for(f"a generation of {size} ranks", choose)
 
     def wait_for_repair(self, generation, survivors, since):
-        """When the last of the survivors has completed a step of a later generation, in nanoseconds after `since`."""
+        """The time at which the last survivor has completed a step of a later generation, in nanoseconds after `since`."""
 
         def choose(lines):
             later = {}
@@ -122,7 +122,7 @@ def measure_kill(settings):
 
 def measure_large(settings):
     job = Job(settings.build, ELASTIC, [f"resident={settings.resident}"])
-    disturb(job, settings, 1, signal.SIGKILL)  # its replacement is the first one that is large
+    disturb(job, settings, 1, signal.SIGKILL)  # its replacement is the first large worker
     times = disturb(job, settings, settings.few, signal.SIGKILL, oldest_victim=RANKS + 1)
     job.end()
     return {"resident_mib": settings.resident, **summary(times)}
@@ -161,7 +161,7 @@ def measure_host(settings):
 
 
 def measure_joiner(settings):
-    """How long a step of the survivors takes in which a joiner is admitted, the copies of the commit included."""
+    """The time of a survivor's step in which a joiner is admitted, including the copies of the commit."""
     job = Job(settings.build, ELASTIC, [f"state={settings.state}"])
     waits, lost = [], 0
     for _ in range(settings.few):

@@ -1,5 +1,5 @@
 // The worker of elastic_reach.py: steps that do little, and a line at the first step of each
-// generation. Also an ordinary rank under hvdrun without elastic options.
+// generation. Without elastic options, hvdrun starts it as an ordinary rank.
 //
 //   elastic_worker [elements=N] [state=MIB] [resident=MIB] [tracked=N] [steps=N] [commits=N]
 #include <sys/mman.h>
@@ -21,7 +21,8 @@
 namespace {
 
 constexpr std::size_t kMiB = 1 << 20;
-/// The workers with which the job begins hold no extra memory, so one worker at a time does.
+/// Workers up to this number start with the job and hold no extra memory, so that only one worker
+/// at a time does.
 constexpr std::uint64_t kLastOfTheFirst = 4;
 
 std::int64_t now() {
@@ -80,7 +81,7 @@ void allreduce(std::vector<double>& values) {
   sum.status().raise_if_error();
 }
 
-/// The steps of this process, and what it has printed of them.
+/// The last step of this process.
 struct Steps {
   std::int64_t last_end = 0;  ///< when the last step was complete, before its commit
   std::int64_t last_done = 0;

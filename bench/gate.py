@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Compares the ten most telling ratios of hvd-bench with stored ones: a minute before and a minute after a change.
 
-    python3 bench/gate.py [--build build/bench]      measures, prints the ratios, and ends with 1 if one is worse than stored
+    python3 bench/gate.py [--build build/bench]      measures, prints the ratios, and exits with 1 if one is worse than stored
     python3 bench/gate.py --store                    measures and stores the ratios in bench/gate.json
 
 A ratio is hvd's time over a peer's in the same processes, so it is steadier than a time. It differs between cores that share a cache
 ("near"), cores of one chip ("middle") and others ("far"), and a virtual machine may move between them while it runs. So each ratio is stored
-for each state, and a row whose state changed while it was measured is not judged. The steps have no rows without LibTorch.
+for each state, and a row whose state changed while it was measured is not judged. Without LibTorch the steps have no rows.
 """
 
 import argparse
@@ -20,7 +20,7 @@ import tempfile
 STORED = pathlib.Path(__file__).with_name("gate.json")
 # Round trip of a flag between two cores, in nanoseconds. The state is "near" below the first, "far" above the second, and "middle" between.
 NEAR, FAR = 220, 350
-# A ratio of the same program varies by so much from one run to the next on a busy machine.
+# A ratio of the same program varies by up to this factor from one run to the next on a busy machine.
 TOLERANCE = 1.35
 
 RUNS = {
@@ -69,7 +69,7 @@ def find(document, name, size, column, peer):
 
 
 def collect(documents):
-    """{name: {state: ratio}} of what was measured in a known state."""
+    """{name: {state: ratio}} of the ratios that were measured in a known state."""
     found = {}
     for name, run, row, size, column, peer in RATIOS:
         if run not in documents:

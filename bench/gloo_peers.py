@@ -25,14 +25,14 @@ LEARNING_RATE = 1e-6
 
 
 class Network(torch.nn.Module):
-    """Its backward writes one gradient after the other into new memory, the last parameter's first, as model.cpp's does. Made of PyTorch's
-    own operations, since each of Python's would cost more than a small gradient."""
+    """A network whose backward writes one gradient after another into new memory, the last parameter's first, as in model.cpp. Uses only
+    PyTorch's own operations, since a function in Python would cost more than a small gradient."""
 
     def __init__(self, values, value):
         super().__init__()
         # They share memory, as hvd-bench's contenders do.
         self.registered = torch.nn.ParameterList([torch.nn.Parameter(tensor.detach()) for tensor in values])
-        self.tensors = list(self.registered)  # much faster to go through
+        self.tensors = list(self.registered)  # much faster to iterate over
         self.value = value
 
     def forward(self):
@@ -128,8 +128,8 @@ def run_rank(rank, settings, meeting_point):
             json.dump(result, file, indent=2)
     distributed.barrier()
     distributed.destroy_process_group()
-    # Past the interpreter's end: a thread of gloo's that still holds a tensor then asks for the interpreter, which is gone, and the
-    # process aborts (pytorch#179291). Everything has been written.
+    # Skips the end of the interpreter. After it, a thread of gloo that still holds a tensor would call the interpreter, and the process
+    # would abort (pytorch#179291). All results have been written.
     os._exit(0)
 
 

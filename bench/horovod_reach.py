@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Measures hvd.torch: a small allreduce, and what its DistributedOptimizer adds to a step, beside DDP on gloo in the same processes.
+"""Measures hvd.torch: a small allreduce, and the time that its DistributedOptimizer adds to a step, beside DDP on gloo in the same processes.
 
     torchrun --standalone --nproc-per-node 2 bench/horovod_reach.py --shapes shapes.json
 
 `hvd-bench shapes -o shapes.json` writes the shapes. Repetitions are interleaved; a time is that of the slowest rank, and a ratio is the
 median of the ratios within a repetition. On one rank the wrapped optimizer is compared with the bare one. With `--cpp FILE` it is compared,
-without gloo, with what the C++ adapter adds to the same steps, which `hvd-bench step --contenders alone,hvd --json FILE` has measured before.
+without gloo, with the time that the C++ adapter adds to the same steps; measure it first: `hvd-bench step --contenders alone,hvd --json FILE`.
 """
 
 import argparse
@@ -59,7 +59,7 @@ def contenders_of(shapes, settings):
     values, factor = [torch.rand(shape) for shape in shapes], dist.get_rank() + 1.0
     contenders = {"alone": gloo_peers.Contender(gloo_peers.Network(values, factor), lambda network: network),
                   "hvd": Wrapped(gloo_peers.Network(values, factor))}
-    if settings.ranks > 1 and not settings.cpp:  # hvd-bench has not stepped beside a third contender either
+    if settings.ranks > 1 and not settings.cpp:  # hvd-bench has measured without a third contender too
         contenders["gloo"] = gloo_peers.Contender(gloo_peers.Network(values, factor),
                                                   lambda network: DistributedDataParallel(network, gradient_as_bucket_view=True))
     for name in contenders:  # in the same order on every rank
@@ -89,7 +89,7 @@ def measure_step(name, shapes, settings):
 
 
 def added_by_cpp(path, ranks):
-    """What hvd-bench has measured, by set of shapes, in microseconds."""
+    """The times that hvd-bench has measured, by set of shapes, in microseconds."""
     if not path:
         return {}
     with open(path, encoding="utf-8") as file:

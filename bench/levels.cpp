@@ -148,7 +148,7 @@ class DiscardedOutput {
   const int standard_output_;
 };
 
-/// A folder of all ranks of this host, which is removed in the end.
+/// A folder that the ranks share. The destructor removes it.
 class SharedFolder {
  public:
   explicit SharedFolder(const Session& session)
@@ -230,7 +230,8 @@ class LevelsMatch {
   /// Runs each contender once, and compares its model with that of the loop, which is the first
   /// contender, and with those of the other ranks.
   void check() {
-    constexpr double kTolerance = 0.01;  // of the distance that the loop has moved the parameters
+    constexpr double kTolerance =
+        0.01;  // as a part of the distance by which the loop has moved the parameters
     std::vector<at::Tensor> expected;
     for (LevelContender& contender : contenders_) {
       start_and_run(contender);

@@ -13,7 +13,7 @@
 namespace hvd::bench {
 namespace {
 
-/// Where the gradient of one parameter comes from.
+/// The source of the gradient of one parameter.
 struct GradientSource {
   const std::vector<float>* pattern = nullptr;
   std::size_t first = 0;

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# hvd's collectives beside those of Open MPI, MPICH and Intel MPI, each in a run of its own, with one table at the end. bench/README.md.
+# hvd's collectives beside those of Open MPI, MPICH and Intel MPI, each in a separate run, with one table at the end. bench/README.md.
 #   bash bench/other_mpis.sh [BUILD [RESULTS]]        default: build/bench, BUILD/bench-results
 # MPICH comes from third_party/setup.sh. Intel MPI is installed from PyPI into .venv/impi (120 MB) unless it is there.
 # OPTIONS changes what is measured:
@@ -21,7 +21,7 @@ for mpi in mpich impi; do
     "${arguments[@]}" >/dev/null
 done
 
-# Columns: hvd's time over each MPI's, in single calls and in loops. A row holds for the cores' distance that its own MPI met.
+# Columns: hvd's time over each MPI's, in single calls and in loops. Each row depends on the distance of the cores during the run of its MPI.
 python3 - "$results" <<'EOF'
 import json, sys
 names = ["open-mpi", "mpich", "impi"]

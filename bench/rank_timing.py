@@ -12,8 +12,8 @@ import torch.distributed as dist
 
 
 class Meeting:
-    """A counter for each rank in a shared file. All ranks leave meet() within a microsecond. A barrier of gloo takes longer, and warms its
-    code for the call that is measured next."""
+    """A counter for each rank in a shared file. All ranks leave meet() within a microsecond. A barrier of gloo takes longer, and brings gloo's
+    code into the caches before the next call is measured."""
 
     def __init__(self):
         names = [None]
@@ -39,7 +39,7 @@ class Meeting:
 
 
 def slowest(samples):
-    """The largest of all ranks, per sample: seconds."""
+    """For each sample, the largest value of all ranks, in seconds."""
     times = torch.tensor(samples, dtype=torch.float64)
     dist.all_reduce(times, op=dist.ReduceOp.MAX)
     return times.tolist()

@@ -29,12 +29,12 @@
 namespace hvd::bench {
 namespace {
 
-/// The same stretch of memory of every rank of a host, mapped here. It is found as any process
-/// could find it, through /proc, and so without hvd's runtime. Not thread-safe.
+/// Maps one range of memory of every rank of the host. Finds it through /proc, without hvd's
+/// runtime. Not thread-safe.
 class PeerMemory {
  public:
-  /// Collective. @param own in a file that is mapped shared, as hvd::allocate_shared() gives; of
-  /// equal size on all ranks
+  /// Collective. @param own memory of a file that is mapped shared, such as that of
+  /// hvd::allocate_shared(); of equal size on all ranks
   PeerMemory(MPI_Comm communicator, std::byte* own, std::size_t bytes);
   PeerMemory(const PeerMemory&) = delete;
   PeerMemory& operator=(const PeerMemory&) = delete;
@@ -42,7 +42,7 @@ class PeerMemory {
 
   /// False when some rank's memory cannot be mapped by some other: the same on every rank.
   bool complete() const noexcept { return complete_; }
-  /// This rank's own is the memory itself. @pre complete()
+  /// The range of each rank. This rank's is its own memory, not a mapping. @pre complete()
   const std::vector<std::byte*>& of_ranks() const noexcept { return of_ranks_; }
 
  private:
@@ -56,7 +56,7 @@ class PeerMemory {
   bool complete_ = false;
 };
 
-/// Where other processes find a stretch of memory. Plain data, for MPI.
+/// The location at which other processes find a range of memory. Plain data, for MPI.
 struct MemoryLocation {
   std::int64_t process = 0;
   std::int64_t descriptor = -1;
@@ -69,7 +69,7 @@ struct MappedFile {
   dev_t device = 0;
 };
 
-/// The shared mapping that has all of this; see proc(5) for the lines of /proc/self/maps.
+/// The shared mapping that contains the whole range; see proc(5) for the lines of /proc/self/maps.
 std::optional<MappedFile> file_of(const std::byte* memory, std::size_t bytes) {
   const auto begin = reinterpret_cast<std::uintptr_t>(memory);
   std::ifstream maps("/proc/self/maps");
@@ -141,7 +141,7 @@ PeerMemory::~PeerMemory() {
 
 constexpr std::size_t kPage = 4096;
 constexpr std::size_t kSlotBytes = std::size_t{128} << 10;  // as in the backend
-constexpr std::size_t kSmallBytes = 4096;                   // as there: every rank reduces all
+constexpr std::size_t kSmallBytes = 4096;                   // likewise: every rank reduces all
 
 /// Counts arrivals. A rank that waits for long yields its core.
 class Barrier {

@@ -45,9 +45,9 @@ class Session {
   /// The communicator of the other contenders. hvd sends no messages on it.
   MPI_Comm peers() const noexcept { return peers_; }
 
-  /// Waits until all ranks have called it. Ranks of one host meet at a counter in shared memory, so
-  /// that the wait brings no contender's code into the caches. It polls, so use it only for short
-  /// waits between measurements.
+  /// Waits until all ranks have called it. Ranks of one host wait for each other at a counter in
+  /// shared memory, so that the wait brings no contender's code into the caches. It polls, so use
+  /// it only for short waits between measurements.
   void align() const;
   /// The same for long waits: a rank that is early sleeps and leaves its core to other processes.
   /// Does not use hvd, because that would disturb hvd's schedule.

@@ -34,7 +34,7 @@ void wait_for(const std::atomic<long>& counter, long number) {
     if (spins > kSpinsBeforeYield) sched_yield();
 }
 
-/// Waits until all ranks have called it, asleep, so that ranks 0 and 1 have their cores.
+/// Sleeps until all ranks have called it, so that ranks 0 and 1 can use their cores.
 void wait_for_all(MPI_Comm communicator) {
   MPI_Request request = MPI_REQUEST_NULL;
   MPI_Ibarrier(communicator, &request);

@@ -9,13 +9,14 @@
 
 namespace hvd::bench {
 
-/// How fast the cores of ranks 0 and 1 exchange data. Cores that share a cache need about 100 ns
-/// for a round trip, cores of different chiplets or sockets about 500 ns. NaN if it was not
+/// The speed at which the cores of ranks 0 and 1 exchange data. Cores that share a cache need about
+/// 100 ns for a round trip, cores of different chiplets or sockets about 500 ns. NaN if it was not
 /// measured.
 struct CoreDistance {
   double round_trip_ns = std::numeric_limits<double>::quiet_NaN();   ///< of a flag
-  double write_gb_per_s = std::numeric_limits<double>::quiet_NaN();  ///< into lines that rank 1 has
-  double read_gb_per_s = std::numeric_limits<double>::quiet_NaN();   ///< of what rank 0 has written
+  double write_gb_per_s = std::numeric_limits<double>::quiet_NaN();  ///< into cache lines of rank 1
+  double read_gb_per_s =
+      std::numeric_limits<double>::quiet_NaN();  ///< of data that rank 0 has written
 };
 
 Json to_json(const CoreDistance&);
@@ -23,8 +24,8 @@ Json to_json(const CoreDistance&);
 std::string to_text(const CoreDistance&);
 
 /// Memory that all ranks map if they share a host. Ranks 0 and 1 measure the distance of their
-/// cores in it, and all ranks meet in it without a call that belongs to a contender. Not
-/// thread-safe.
+/// cores with it. All ranks can wait for each other with it, without a call that belongs to a
+/// contender. Not thread-safe.
 class SharedFlags {
  public:
   /// Collective.

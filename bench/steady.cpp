@@ -21,9 +21,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr std::int64_t kElements = 1024;
-// How often a batch reads the timeline's switch: when it is agreed on, launched, and done
-// (core/engine/executor.cpp). A replayed step never reads the log's level, as steady_count_test
-// asserts.
+// The number of times that a batch reads the timeline's switch: when it is agreed on, launched, and
+// done (core/engine/executor.cpp). A replayed step never reads the log's level, as
+// steady_count_test asserts.
 constexpr int kTimelineChecks = 3;
 
 /// The CPU time of all threads of this process so far, in seconds.

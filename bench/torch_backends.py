@@ -3,7 +3,7 @@
 
     torchrun --standalone --nproc-per-node 2 bench/torch_backends.py --shapes shapes.json
 
-`hvd-bench shapes -o shapes.json` writes the shapes. Rows: all_reduce by size; what DistributedDataParallel adds to a step, above the step
+`hvd-bench shapes -o shapes.json` writes the shapes. Rows: all_reduce by size; the time that DistributedDataParallel adds to the step
 of one rank alone; a step of a small transformer with FSDP2; messages between ranks 0 and 1. A time is that of the slowest rank, and a ratio
 is the median of the ratios within a repetition. With mpi4py, `mpirun -np 2 python bench/torch_backends.py` has MPI's calls as a third
 contender of all_reduce and of messages.

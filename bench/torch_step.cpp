@@ -41,7 +41,7 @@ class Hvd final : public TorchStep {
 
   void rest() override {
     clear();
-    // Waits until hvd's thread sleeps. It looks for more work for a short time first.
+    // Waits until hvd's thread sleeps. It polls for more work for a short time first.
     std::this_thread::sleep_for(std::chrono::microseconds(300));
   }
 

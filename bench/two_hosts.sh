@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # hvd over UCX and over MPI between two hosts, beside plain messages of both. bench/README.md.
 #   bash bench/two_hosts.sh [BUILD [RESULTS]]        default: build/bench, BUILD/bench-results
-# The "hosts" are network namespaces of this machine, so it has to run as root; without the right to make them it ends with 77.
+# The "hosts" are network namespaces of this machine, so it has to run as root. If it may not make them, it exits with 77.
 # ROUNDS (20) and OPTIONS (for `hvd-bench carriers`) change what is measured:
 #   ROUNDS=5 OPTIONS="--sizes 8,1MiB" bash bench/two_hosts.sh
 # With COMMAND it runs this command of hvd-bench instead, with hvd over MPI and then over UCX, beside the MPI peers:
 #   COMMAND="collectives --kinds allreduce --min 1MiB --max 64MiB" bash bench/two_hosts.sh
-# With JOBS it measures the first negotiation of so many jobs over each instead (first_negotiation.cpp):
+# With JOBS it measures instead the first negotiation of this number of jobs over each (first_negotiation.cpp):
 #   JOBS=40 bash bench/two_hosts.sh
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -49,7 +49,7 @@ on() {
   shift
   ip netns exec $host unshare --uts sh -c 'hostname "$0"; exec "$@"' $host "$@"
 }
-# The agent begins with a clean environment: mpirun passes on what begins with OMPI_ and what -x names.
+# The agent begins with a clean environment: mpirun passes on the variables that begin with OMPI_ and those that -x names.
 over_mpi() {
   on ${id}a mpirun --mca plm_rsh_agent "$PWD/test/launcher/namespace_agent.sh" --mca btl_tcp_if_include eth0 \
     --mca oob_tcp_if_include eth0 --bind-to none -H ${id}a:1,${id}b:1 -np 2 "$@"
