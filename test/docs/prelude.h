@@ -38,7 +38,7 @@ struct ImageDataset : torch::data::datasets::Dataset<ImageDataset> {
 using Images = decltype(std::declval<ImageDataset>().map(torch::data::transforms::Stack<>()));
 using Batch = torch::data::Example<>;
 
-/// A type of the program that LibTorch does not know.
+/// A type of the program, unknown to LibTorch.
 struct Vocabulary {
   Vocabulary() = default;
   explicit Vocabulary(const std::vector<std::string>& words);

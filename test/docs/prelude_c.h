@@ -1,5 +1,5 @@
 #include <hvd/c/hvd.h>
 #include <stdio.h>
 
-/* What the C blocks of the pages use and leave out; see prelude.h. */
+/* The names that the C blocks of the pages use and do not declare; see prelude.h. */
 int failed(const char* what);

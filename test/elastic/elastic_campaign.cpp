@@ -398,7 +398,7 @@ void Job::note_victim() {
     board_->point.store(KillPoint{elastic::Stage::kAtEnd, Role::kSurvivor}.number());
 }
 
-/// Kills at all points, and at last two workers at the end.
+/// Kills a worker at each point, and then two workers at the end of the job.
 void Job::disturb_at_points() {
   note_victim();
   if (board_->finish.load() != 0) return;

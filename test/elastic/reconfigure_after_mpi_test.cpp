@@ -51,7 +51,7 @@ std::weak_ptr<std::vector<int>> keep_memory() {
   return memory;
 }
 
-// The second part needs the first one's opposite: the loss of memory holds until the process ends.
+// The part with the failed job comes last, because its memory is kept until the process ends.
 TEST(ReconfigureAfterMpi, MemoryIsReleasedUnlessTheJobHasFailed) {
   init();
   ASSERT_EQ(controller(), "mpi");

@@ -18,8 +18,8 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-// hvdrun's rank 0 is the last rank of the job, so a notice that named rank 2 would blame the wrong
-// process.
+// hvdrun's rank 0 is the last rank of the job, so a notice that named rank 2 would name the wrong
+// process as the cause.
 TEST(ReconfigureNotice, AJobThatIsFormedAnewNamesNoRankOfHvdrun) {
   Blackboard board;
   ForkedRanks ranks(3, [&](int own) {

@@ -27,7 +27,7 @@
 namespace hvd::testing {
 namespace {
 
-/// Longer than ranks wait before they ask the others to leave the replay.
+/// Longer than the time after which a waiting rank asks the others to leave the replay.
 constexpr std::chrono::milliseconds kLonger{1300};
 
 /// A tensor whose values differ by rank, and the sum over all ranks; exact.

@@ -210,7 +210,7 @@ int listening_port_of(pid_t pid) {
   return 0;
 }
 
-/// A job whose processes have few descriptors, and that ends when told to.
+/// A job whose processes have few descriptors, and that the test can end.
 struct TightJob {
   explicit TightJob(const std::string& limit)
       : process([&] {

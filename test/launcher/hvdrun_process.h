@@ -58,8 +58,8 @@ class HvdrunProcess {
   std::string out_, err_;
 };
 
-/// A file without which the workers of an elastic job do not end: a test lets them end when it has
-/// seen what it waits for, however long that takes.
+/// A file for which the workers of an elastic job wait before they end. A test makes it when it has
+/// observed what it waits for, however long that takes.
 class Gate {
  public:
   std::string path() const { return folder_.path() / "end"; }

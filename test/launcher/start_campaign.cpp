@@ -1,6 +1,6 @@
 // The campaign of starts: many short jobs under hvdrun, whose ranks join, work and leave three
-// times. One process (a rank, an agent or hvdrun) is killed at a random moment. No rank may
-// wait for it, blame another process, or outlive the job, and no file may.
+// times. One process (a rank, an agent or hvdrun) is killed at a random moment. No rank may wait
+// for it, name another process as the cause, or outlive the job. No file may be left.
 //
 //   start_campaign [options of support/campaign.h]
 #include <signal.h>

@@ -207,7 +207,7 @@ void MemberWorld::kill(WorkerId id) {
   break_connections(process);
   const std::size_t host = process.host;
   if (!hosts_[host].alive) return;
-  // The agent sees the end, and a little later hvdrun does.
+  // The agent detects the end, and hvdrun a little later.
   after(between(20, 2'000), [this, id, host] {
     up(host, [this, id, host] {
       coordinator_->worker_ended(id, "killed", now_);
@@ -298,7 +298,7 @@ void MemberWorld::act(Process& process, const Send& send) {
 
 void MemberWorld::act(Process& process, const Leave&) { leave(process, true); }
 
-/// Processes on other hosts see the end of their connections to a process that dies or leaves.
+/// Processes on other hosts detect the end of their connections to a process that dies or leaves.
 void MemberWorld::break_connections(const Process& process) {
   const Generation generation = process.member.generation();
   for (const Seat& seat : process.assign.seats) {

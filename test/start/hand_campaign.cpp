@@ -1,8 +1,8 @@
 // The campaign of starts by hand: pairs of jobs with one rendezvous (a port, a file or a program's
 // store). In two thirds of the pairs a rank of the first job is killed at a random moment. The
 // second job follows at once, and must run as if the first had never been there. No rank may wait
-// for the victim longer than the start timeout, blame another rank, work with a rank of the other
-// job, or leave files or shared memory behind.
+// for the victim longer than the start timeout, name another rank as the cause, work with a rank of
+// the other job, or leave files or shared memory behind.
 //
 //   hand_campaign --way tcp|file|store [options of support/campaign.h]
 #include <signal.h>
@@ -31,7 +31,8 @@ namespace {
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
-/// Start timeout of the ranks. A rank that is killed before it has arrived is named after it.
+/// Start timeout of the ranks. A rank that is killed before it has arrived is named when this time
+/// has passed.
 constexpr int kStartTimeout = 5;
 /// Time until a rank counts as hanging.
 constexpr auto kTimeout = std::chrono::seconds(30);

@@ -1,10 +1,10 @@
-// process_program MODE [VALUE...]: one rank of a job over UCX, which shows what hvd does to its
-// process. Prints "OK" at the end, or "CLASS message" of an exception.
+// process_program MODE [VALUE...]: one rank of a job over UCX, which shows the effects of hvd on
+// its process. Prints "OK" at the end, or "CLASS message" of an exception.
 //
 // MODE: threads (prints "THREAD NAME BLOCKED" of each thread, with the mask of its blocked signals
 // in hex), closed (closes the descriptors of VALUE, as "02", before init(); they must be /dev/null
-// afterwards), exec (prints "CHILD DESCRIPTOR" of each descriptor above 2 that a program inherits
-// which this one starts, and "CHILD UCX_NAME" of each variable: again and again while it joins and
+// afterwards), exec (prints "CHILD DESCRIPTOR" of each descriptor above 2 that a program started by
+// this one inherits, and "CHILD UCX_NAME" of each variable: again and again while it joins and
 // works, and, after a line "AFTER", once more), limit (prints "LIMIT SOFT HARD" after init()),
 // handlers (prints whether SIGSEGV and SIGUSR2 are "default" or "handled" after init()), fds (the
 // rank VALUE uses up its descriptors: at the moment "start", when only the third VALUE of them may

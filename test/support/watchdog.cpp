@@ -95,7 +95,7 @@ int run_all_tests(int* argc, char** argv) {
 
 }  // namespace hvd::testing
 
-// ThreadSanitizer of Clang 14 does not know pthread_mutex_clocklock(), and reports that the unlock
-// that follows is of a mutex that is not locked.
+// ThreadSanitizer of Clang 14 does not support pthread_mutex_clocklock(), and reports that the
+// unlock that follows is of a mutex that is not locked.
 extern "C" const char* __tsan_default_suppressions();
 extern "C" const char* __tsan_default_suppressions() { return "mutex:hvd::host::LifeWatch\n"; }

@@ -5,7 +5,7 @@
 
 #include "torch/support/torch_test.h"
 
-// Uses a DistributedOptimizer in code that only knows torch::optim::Optimizer.
+// Uses a DistributedOptimizer in code that uses only torch::optim::Optimizer.
 
 namespace hvd::testing {
 namespace {

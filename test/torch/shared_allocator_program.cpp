@@ -47,7 +47,7 @@ bool train() {
   return difference == 0;
 }
 
-/// Has hvd ask for shared memory while no file may be as large as an arena.
+/// Makes hvd request shared memory while no file may be as large as an arena.
 void refuse_shared_memory() {
   rlimit before{};
   ::getrlimit(RLIMIT_FSIZE, &before);

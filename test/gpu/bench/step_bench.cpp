@@ -144,7 +144,7 @@ struct Samples {
   std::vector<double> host;  ///< until the first step() after an idle device returns
 };
 
-/// How many steps make a sample, and how many samples there are: the same on every rank.
+/// The number of steps in a sample, and the number of samples; the same on every rank.
 struct Plan {
   int steps = 1;
   int rounds = 1;

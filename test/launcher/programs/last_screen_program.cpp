@@ -1,5 +1,6 @@
 // last_screen_program SEED: one rank of a job of the campaign of last screens. Runs a training-like
-// loop in which one rank fails as the seed determines, and the other ranks see the consequences.
+// loop in which one rank fails as the seed determines, and the other ranks get errors because of
+// that.
 #include <hvd/collectives.h>
 #include <hvd/hvd.h>
 #include <mpi.h>

@@ -1,11 +1,11 @@
-// A worker of an elastic job without a data plane: it speaks the messages of membership, counts
-// commits instead of training, and does what its arguments say. The common state of all workers is
-// the number of the last commit.
+// A worker of an elastic job without a data plane: it exchanges the messages of membership and
+// counts commits instead of training. Its arguments determine the rest. The common state of all
+// workers is the number of the last commit.
 //
 //   steps=N   ends after N commits (20)
 //   until=F   but not before the file F exists
 //   ms=N      a commit takes N milliseconds (10)
-//   load      can make a state where no worker has one
+//   load      can load a state when no worker has one
 //   program=X names its program (p)
 //   FAULT:W[:C[:V]]  worker W (0: every one) has a fault once it has begun commit C (0: before it
 //             joins): exit (with code V), segv, kill, stop, hang, garbage, throw, accuse (worker

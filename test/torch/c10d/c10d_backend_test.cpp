@@ -35,7 +35,7 @@ torch::Tensor values_of(int of_rank, at::IntArrayRef shape, torch::ScalarType ty
   return (torch::arange(c10::multiply_integers(shape)) % 5 + of_rank).view(shape).to(type);
 }
 
-/// A barrier that is no unnamed operation, so that it does not count in the order of the group's.
+/// A barrier with a name, so that it does not count among the unnamed operations of the group.
 void meet() { allreduce(torch::zeros({1}), {.name = "meet"}); }
 
 /// Compares bytes, which every dtype has.

@@ -3,8 +3,8 @@
 #include "torch/checkpoint/checkpoint_job.h"
 #include "torch/checkpoint/file_size_limit.h"
 
-// Bad checkpoints cause an error with the cause on every rank. The state does not change, and the
-// job continues.
+// A bad checkpoint is an error that names the cause on every rank. The state does not change, and
+// the job continues.
 
 namespace hvd::testing {
 namespace {

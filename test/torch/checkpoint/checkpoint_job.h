@@ -14,7 +14,7 @@
 
 namespace hvd::testing {
 
-/// A folder that all ranks see, removed at the end of the test. Collective.
+/// A folder that all ranks share, removed at the end of the test. Collective.
 class SharedFolder {
  public:
   SharedFolder() {

@@ -1,5 +1,5 @@
-// TorchState in a job that is not elastic: run() sends the state of rank 0 to all ranks by the same
-// way as a generation does.
+// TorchState in a job that is not elastic: run() sends the state of rank 0 to all ranks in the same
+// way as in a generation.
 #include <c10/util/Type.h>
 
 #include <map>

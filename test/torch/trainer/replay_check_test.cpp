@@ -362,7 +362,7 @@ TEST(ReplayCheck, FindsARankThatIsAlwaysWrong) {
   EXPECT_THAT(message, HasSubstr("than the ranks before and after"));
 }
 
-/// Rank 1 of three or more; of two ranks it cannot be known which is at fault.
+/// Rank 1 of three or more ranks; with two ranks it is impossible to find which one is at fault.
 void expect_second(const std::pair<std::vector<int>, std::string>& error, const char* parameter) {
   const auto& [ranks, message] = error;
   if (size() == 1) {

@@ -385,7 +385,7 @@ TEST_F(RendezvousTest, AFailureAfterTheOutcomeChangesNothing) {
   EXPECT_EQ(text_of(one->parts()[2]), "2");
 }
 
-/// A store that notices the end of processes, as a server does.
+/// A store that detects the end of processes, as a server does.
 class ServedStore final : public MemoryStore {
  public:
   using MemoryStore::MemoryStore;

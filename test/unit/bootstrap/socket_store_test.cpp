@@ -243,7 +243,8 @@ TEST_F(SocketStoreTest, AnotherServerIsNotTakenForRank0) {
   ::close(listener);
 }
 
-// A process that listens at the port before rank 0 does, and knows the protocol but not the token.
+// A process that listens at the port before rank 0 does, and uses the right protocol but does not
+// have the token.
 TEST_F(SocketStoreTest, AServerWithoutTheTokenLearnsNothing) {
   const int listener = listen_at(port_);
   std::string received;

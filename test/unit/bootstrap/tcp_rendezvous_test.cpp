@@ -128,7 +128,8 @@ TEST_F(TcpRendezvousTest, ReportsARankThatEndsBeforeAllHaveJoined) {
             HasSubstr("ended before the job began")));
 }
 
-// A process of another size is refused alone, and so its end before the refusal ends no job.
+// A process that expects another number of ranks is refused alone. Its end before the refusal does
+// not end the job.
 TEST_F(TcpRendezvousTest, AStrayThatEndsBeforeItsRefusalEndsNoJob) {
   std::unique_ptr<Rendezvous> zero;
   const auto begin = [this](const RankInfo& own) {

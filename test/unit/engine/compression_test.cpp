@@ -49,7 +49,7 @@ class Job {
     for (const Operation& operation : run())
       EXPECT_TRUE(operation.status().ok()) << operation.status().message;
   }
-  /// Submits a join on the rank, and lets the other ranks notice it.
+  /// Submits a join on the rank, and steps the job until the other ranks have received it.
   void join(int number) {
     joined_.push_back(submit_one(job_.rank(number), join_operation()));
     for (int i = 0; i < 200; ++i) job_.step_all();

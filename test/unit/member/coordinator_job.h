@@ -61,7 +61,8 @@ class CoordinatorTest : public ::testing::Test {
     run_on(std::vector<std::string>(static_cast<std::size_t>(size), "a"), min_np, max_np,
            max_resets);
   }
-  /// Lets time pass in steps in which hosts are heard and processes answer pings.
+  /// Advances the time in steps. In each step the hosts' agents and the pinged processes answer,
+  /// except the silent ones.
   void pass(Duration time, const std::set<WorkerId>& silent = {},
             const std::set<std::string>& silent_hosts = {}) {
     for (const TimePoint end = now_ + time; now_ < end;) {

@@ -204,7 +204,7 @@ TEST(DisseminationBarrier, AllRunTheSameAndLeaveAtTheSamePlaceWhateverTheOrder) 
   }
 }
 
-// The later wish of another host may arrive first.
+// A later leave request of another host may arrive first.
 TEST(DisseminationBarrier, AWishForTheNextPositionIsNotLostToAnOlderOne) {
   ArrivalFlags own{};
   ArrivalFlags remote{};

@@ -149,7 +149,8 @@ TEST_F(ReplayEntryTest, ALeaveFromBeforeTheLockIsIgnored) {
   EXPECT_EQ(leaving_since(leave_after(plan.sequence), plan.sequence), RankSet(1));
 }
 
-// Nor by a rank on its way, to which the next flag of that rank would make it look new.
+// An inner rank of the tree does not forward such a leave, which the coordinator could mistake for
+// a new one.
 TEST_F(ReplayEntryTest, ALeaveFromBeforeTheLockIsNotPassedOn) {
   report_step();
   const wire::Plan plan = decide_replay();

@@ -24,7 +24,7 @@ AgreedBatch batch(std::initializer_list<const char*> names) {
   return agreed;
 }
 
-/// Ranks that see each other's flags.
+/// Ranks that receive each other's flags.
 class Ranks {
  public:
   explicit Ranks(int size) : flags_(static_cast<std::size_t>(size)) {

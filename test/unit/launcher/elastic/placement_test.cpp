@@ -16,7 +16,7 @@ using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
-/// Hosts whose workers fail as a test wants it.
+/// Hosts whose workers fail as a test specifies.
 class Cluster {
  public:
   Cluster(const std::vector<int>& slots, WorkerCounts counts) : placement(slots, counts, now) {

@@ -140,7 +140,7 @@ TEST_F(UcxCarrierTest, CannotConnectToARankThatMakesNoProgress) {
             "ucx: sending to rank 2 failed: trouble 25");
 }
 
-// Such an error must not be a BrokenConnection, which blames the peer.
+// Such an error must not be a BrokenConnection, which means that the peer was lost.
 TEST_F(UcxCarrierTest, WithoutDescriptorsNoPeerIsToBlame) {
   const auto limit_of = [](const auto& call) -> std::string {
     try {
