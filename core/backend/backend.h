@@ -111,8 +111,8 @@ class Work {
   virtual EventPtr output_ready() const { return nullptr; }
 
   // --- in place of again() and progress(), for small collectives; see Note [Filled on arrival] ---
-  /// Whether its last use has shown that the collective is suitable for fill_ahead(). This function
-  /// and fills_ahead() return the same value on all members.
+  /// Whether the last use of the Work has shown that the collective is suitable for fill_ahead().
+  /// This function and fills_ahead() return the same value on all members.
   virtual bool may_fill_ahead() const noexcept { return false; }
   /// Whether fill_ahead() may be called now, after the last collective on the channel.
   virtual bool fills_ahead() const noexcept { return false; }

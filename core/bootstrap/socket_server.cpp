@@ -96,7 +96,7 @@ class SocketServer::Impl {
   int next_id_ = 0;
   StoreServer server_;
   bool closing_ = false;
-  bool logged_ = false;  ///< that no descriptor is left
+  bool logged_ = false;  ///< has logged that no descriptor is left
   std::jthread thread_;
 };
 

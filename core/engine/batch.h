@@ -58,14 +58,14 @@ class Batch {
 
   /// Whether no rank has data to move. The answer is the same on every rank.
   bool nothing_to_move() const noexcept;
-  /// Whether it is an alltoall with splits, which exchanges its sizes first and uses the callers'
-  /// memory.
+  /// Whether the batch is an alltoall with splits, which exchanges its sizes first and uses the
+  /// callers' memory.
   bool exchanges_rows() const noexcept { return request().kind == OpKind::kAlltoall; }
   bool fused() const noexcept { return agreed_.operations.size() > 1; }
-  /// Whether it has one tensor, whose elements are not contiguous; see Submission::parts. The
-  /// agreed request marks it by a group of one, so all ranks treat it alike.
+  /// Whether the batch has one tensor, whose elements are not contiguous; see Submission::parts.
+  /// The agreed request marks it by a group of one, so all ranks treat it alike.
   bool in_parts() const noexcept;
-  /// Whether it passes through a buffer. Otherwise the collective uses the callers' memory.
+  /// Whether the batch passes through a buffer. Otherwise the collective uses the callers' memory.
   bool buffered() const noexcept { return fused() || conversion_.casts() || in_parts(); }
   /// Whether this rank has joined. It then contributes values that do not change the result.
   bool absent_here() const noexcept { return agreed_.absent_here; }

@@ -48,7 +48,7 @@ class ControlRouter {
                  wire::WaitProbe, wire::WaitAnswer>
         payload = {};
     int source = 0;
-    std::vector<std::byte> bytes = {};  ///< that a PointMessage refers to
+    std::vector<std::byte> bytes = {};  ///< the data of a PointMessage, which refers to them
     /// Whether the message may bring this rank work. False for Blocked: a waiting thread must be
     /// able to go to sleep after it, otherwise this rank could not report itself as blocked.
     bool moves = true;

@@ -75,7 +75,7 @@ class Engine {
   enum class Extent : std::uint8_t {
     kEverything,
     /// Advances only the replays and the batches. Most steps use it while schedules are replayed on
-    /// one host, so that a spinning thread sees a flag sooner. The thread calls stop_polling()
+    /// one host, so that a spinning thread detects a flag sooner. The thread calls stop_polling()
     /// before it sleeps or leaves.
     kReplays
   };
@@ -86,7 +86,7 @@ class Engine {
       HVD_REQUIRES(progress_);
   /// Passes a message if the thread of the other rank waits for it at the same time: see
   /// QuickMessages. Takes some microseconds at most, except while the other rank reads the message.
-  /// @param wanted whether another thread wants to drive
+  /// @param wanted whether another thread waits to drive
   /// @return the other rank; empty: the message has not been passed
   std::optional<int> pass_quickly(const Message&, const std::function<bool()>& wanted) noexcept
       HVD_REQUIRES(progress_);

@@ -22,10 +22,11 @@ constexpr std::size_t kMaxAnswersShown = 8;
 // for a send or recv, the other side answers. Neither changes the state of the negotiation or of a
 // replayed schedule.
 //
-// The states of two ranks are compared at the same position in the set's sequence of operations: a
-// probed rank replies when it has reached the position of the rank that asks, and the answer is
-// valid when this rank has reached the positions of the ranks that replied. Otherwise an operation
-// that has just run, or an earlier one of the same name, would be mistaken for a missing one.
+// The states of two ranks are compared at the same position in the set's sequence of operations. A
+// probed rank replies when it has reached the position of the rank that asks. The answer is valid
+// when the rank that asks has reached the positions of the ranks that replied. Otherwise an
+// operation that has just run, or an earlier one of the same name, would be mistaken for a missing
+// one.
 bool Engine::describe_waits() {
   const bool work = submission_queue_.has_description_requests() || !descriptions_.empty() ||
                     !probes_.empty() || router_.has_wait_inquiries();

@@ -59,8 +59,8 @@ class OperationState {
 
   /// Reuses the state for the same operation. @pre over(kept), and is_same_operation() for `what`
   void begin_again(const Submission& what, TimePoint now, std::uint64_t kept);
-  /// Whether it is done and the program holds no handle to it besides `kept` ones. (The engine may
-  /// still hold a reference.)
+  /// Whether the operation is done and the program holds no more than `kept` handles to it. (The
+  /// engine may still hold a reference.)
   bool over(std::uint64_t kept = 0) const noexcept {
     return done() && holders_.load(std::memory_order_acquire) % kInternal <= kept;
   }

@@ -41,9 +41,10 @@ class Execution {
     HVD_EXPECT(!running(), "a batch that runs keeps the operations that it runs for");
     batch_.put(index, std::move(operation));
   }
-  /// Whether it was started and has not ended.
+  /// Whether the execution was started and has not ended.
   bool running() const noexcept { return state_ != ExecutionState::kIdle; }
-  /// Whether its input is where the other ranks can read it, and it has not run yet.
+  /// Whether the input is in memory that the other ranks can read, and the execution has not run
+  /// yet.
   bool filled() const noexcept { return filled_; }
 
  private:
@@ -93,8 +94,8 @@ class ChannelQueue {
   std::string backend;  ///< for messages
   std::unique_ptr<Channel> channel;
   std::unique_ptr<Staging> staging;  ///< may use the channel
-  /// Its executions are launched in the order of the plan over all `ordered` queues: communicators
-  /// that share a GPU must be used in the same order on every rank.
+  /// Whether executions are launched in the order of the plan over all `ordered` queues:
+  /// communicators that share a GPU must be used in the same order on every rank.
   bool ordered;
   bool urgent = false;   ///< the second queue of its process set
   bool retired = false;  ///< to be closed once it is empty

@@ -113,8 +113,8 @@ class Runtime {
   static constexpr Claims waiters_in(Claims claims) noexcept { return claims & kWaiters; }
 
   void run(std::stop_token);
-  /// Drives as the engine thread until there is no more work, a waiter wants to own progress, or
-  /// stop is requested.
+  /// Drives as the engine thread until there is no more work, a thread waits for progress
+  /// ownership, or stop is requested.
   void drive_standby(const std::stop_token&) HVD_RELEASE(engine_.progress());
   /// The time limit of a waiting thread, and its role in the detection of deadlocks.
   struct WaitLimit {

@@ -52,7 +52,7 @@ enum class Outcome : std::uint8_t {
 /// A worker that the job has lost.
 struct Loss {
   WorkerId worker = 0;
-  Generation generation = 0;  ///< of which it was a member; 0: none
+  Generation generation = 0;  ///< the generation of which it was a member; 0: none
   std::string cause = {};
 };
 

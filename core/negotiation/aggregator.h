@@ -154,7 +154,7 @@ RankSet leaving_since(const wire::Report&, std::uint64_t replay_plan);
 /// Merges the reports that pass through an inner rank of the tree (its own and its children's) into
 /// messages for the next rank. Pure; not thread-safe.
 ///
-/// It holds an operation back until every member below has requested it, because the coordinator
+/// Holds an operation back until every member below has requested it, because the coordinator
 /// cannot plan it earlier. See Note [Holding reports back] in aggregator.cpp.
 class Aggregator {
  public:
@@ -179,7 +179,7 @@ class Aggregator {
   /// The time at which next_report() will return a report even if no message arrives.
   std::optional<TimePoint> deadline() const;
   bool holds_anything() const noexcept { return !held_.empty() || !equal_.empty(); }
-  /// Whether it forwards every report at once. See PassThrough.
+  /// Whether the aggregator forwards every report at once. See PassThrough.
   bool passing_through() const noexcept { return pass_through_.active(); }
 
  private:

@@ -96,7 +96,7 @@ struct Request {
   std::int64_t elements() const noexcept;
   /// The type that is moved and reduced: the dtype, or the compressed one.
   DataType wire_dtype() const noexcept;
-  /// Whether it makes a process set without the ranks outside of that set.
+  /// Whether the operation makes a process set without the ranks outside of that set.
   bool by_members() const noexcept { return process_set == kOwnMembers; }
   /// Identifies the group within the process set; meaningful when group_size > 0.
   std::string group_key() const;

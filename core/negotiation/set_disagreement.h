@@ -11,7 +11,7 @@ namespace hvd::control {
 /// Process sets that their members are making alone and that would wait for each other forever.
 struct SetDisagreement {
   std::vector<PendingRef> sets = {};
-  std::string text = {};  ///< which rank makes which set instead of which other set
+  std::string text = {};  ///< names the ranks and the different sets that they make
 };
 
 // Note [Sets that wait for each other] A rank makes one set of a name at a time (OperationTable).

@@ -14,8 +14,8 @@ namespace hvd::control {
 
 /// The coordinator's answers to ranks that ask which ranks an operation waits for:
 ///
-///   rank that asks        coordinator             ranks that may be missing WaitQuestion ------->
-///   WaitProbe ------------> once it has reached the position of the rank that asks
+///   rank that asks        coordinator             ranks that may be missing
+///   WaitQuestion -------> WaitProbe ------------> once at the position of the rank that asks
 ///                <------- WaitAnswer <----------- WaitReply
 ///
 /// Each rank reports its own state, so the answer depends neither on reports that a rank of the

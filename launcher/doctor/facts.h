@@ -116,7 +116,7 @@ struct Reach {
   std::string interface;
   std::string address;
   bool reached = false;
-  std::string problem;  ///< why not
+  std::string problem;  ///< why the address was not reached; empty if it was
 };
 
 /// The report of a rank of the job.

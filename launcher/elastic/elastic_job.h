@@ -55,7 +55,7 @@ class ElasticJob final : private RankObserver {
 
   struct Host {
     HostRanks place;       ///< its ranks are the numbers of its slots, including unused ones
-    int slots = 0;         ///< that are to be used
+    int slots = 0;         ///< the number of slots to use
     bool joins = false;    ///< its agent is not started from here
     bool leaving = false;  ///< its agent was asked to end, and is still connected
     bool unused = false;   ///< since then, until the host appears again

@@ -112,7 +112,7 @@ class ReportServer {
     std::shared_ptr<FrameConnection> frames;
     std::unique_ptr<asio::steady_timer> proof_timer;  ///< null once admitted
     std::string agent_nonce, nonce;
-    std::string node = {};  ///< that has joined by itself: its id
+    std::string node = {};  ///< the id of a node that has joined by itself; otherwise empty
     std::vector<int> ranks = {};
     int credit = 0;  ///< of each rank
   };

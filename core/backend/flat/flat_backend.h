@@ -29,9 +29,9 @@ struct FlatTuning {
 /// Collectives on CPU memory that send messages from rank to rank, on any hosts. The backend has
 /// the name of its carrier, "mpi" or "ucx".
 ///
-/// It calls no collectives of MPI. Their order of additions depends on offset and size, they block,
-/// and one call for a large tensor is slower than pieces that fit into the cache. This backend
-/// reduces each element in rank order. Threading: see hvd::Backend.
+/// The backend calls no collectives of MPI: their order of additions depends on offset and size,
+/// they block, and one call for a large tensor is slower than pieces that fit into the cache. The
+/// backend reduces each element in rank order. Threading: see hvd::Backend.
 class FlatBackend final : public Backend {
  public:
   /// @throws UsageError for an invalid tuning

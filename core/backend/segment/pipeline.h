@@ -147,15 +147,16 @@ inline bool Pipeline::finish() noexcept {
 // collective is one round that waits for all inputs. One wait serves both: a member copies its
 // input to its buffer before it arrives at the batch's position, so that the arrival of all members
 // shows that all inputs are there (control::ScheduleReplay). The last collective on the channel
-// must have had one round, r - 1. Then the buffer of round r is free without reading a counter: a
-// member fills round r - 1 after it has completed all earlier collectives, so when this member has
-// completed round r - 1, all members have released round r - 2, which used the same buffer.
+// must have had one round, r - 1. Then the buffer of round r is free, and no counter has to be
+// read: a member fills round r - 1 after it has completed all earlier collectives. So when this
+// member has completed round r - 1, all members have released round r - 2, which used the same
+// buffer.
 //
 // `filled` is not published, because no member waits for it. If a rank leaves the schedule instead,
 // no member has read the buffers, and the next collective fills them again. `released` is published
-// without checking the other members, because no member can wait for it yet: a member begins the
-// next ordinary collective after all members have arrived at its position, or have reported that
-// they left, and they do either after they have released round r.
+// without checking the other members, because no member can wait for it yet. A member begins the
+// next ordinary collective after all members have arrived at its position or have reported that
+// they left. They do so only after they have released round r.
 inline void Pipeline::begin_filled() noexcept {
   HVD_EXPECT(segment_.last_rounds == 1, "the input buffer is free");
   begin({}, 1);

@@ -9,9 +9,8 @@ namespace hvd {
 /// program's knowledge, for example to write a checkpoint during training.
 ///
 /// While the object exists, waits of its thread do not count as evidence of a deadlock, because the
-/// program may be computing meanwhile, and asynchronous signals are blocked for the thread, so that
-/// the program's own threads handle them. Objects may nest. Destroy each on the thread that made
-/// it.
+/// program may be computing meanwhile. Asynchronous signals are blocked for the thread, so that the
+/// program's own threads handle them. Objects may nest. Destroy each on the thread that made it.
 class BackgroundThread {
  public:
   BackgroundThread() noexcept;

@@ -140,7 +140,7 @@ class State {
   /// The number of commits of the job so far.
   std::uint64_t commits() const noexcept;
   /// Adds a function that run() calls each time before it enters its function, also the first time.
-  /// It may use the collectives of hvd.
+  /// The callback may use the collectives of hvd.
   State& on_change(std::function<void(const Change&)> callback);
 
   /// For hvd's own use.

@@ -91,11 +91,11 @@ std::string build_info();
 /// @throws PeerLostError, StalledError, ShutdownError.
 void barrier(const ProcessSet& = {});
 
-/// Declares that this rank has no more data. Blocks until every rank of the job has called it;
-/// until then this rank takes part in the operations of the others with a neutral contribution
-/// (zeros to a sum, no rows to an allgather), and an average divides by the ranks that contribute.
-/// Operations that are impossible then (a broadcast from this rank, a gather to it, alltoall,
-/// changes of process sets) fail with a MismatchError on the ranks that submit them.
+/// Declares that this rank has no more data. Blocks until every rank of the job has called it.
+/// Until then this rank takes part in the operations of the others with a neutral contribution
+/// (zeros to a sum, no rows to an allgather), and an average divides by the number of ranks that
+/// contribute. Operations that are impossible then (a broadcast from this rank, a gather to it,
+/// alltoall, changes of process sets) fail with a MismatchError on the ranks that submit them.
 /// @return the last rank to join.
 /// @throws PeerLostError, StalledError, ShutdownError.
 int join();

@@ -10,9 +10,9 @@ namespace hvd {
 /// @{
 
 /// Memory in which the ranks of one host reduce tensors in place: an operation whose tensors are in
-/// such memory on every rank makes no copies. 64-byte aligned, contents arbitrary, released with
-/// the last copy of the pointer, at any time before or after shutdown(); its pages then go back to
-/// the system.
+/// such memory on every rank makes no copies. The memory is aligned to 64 bytes, and its contents
+/// are arbitrary. It is released with the last copy of the pointer, at any time before or after
+/// shutdown(), and its pages then go back to the system.
 ///
 /// If the system has no such memory (see `hvd::build_info()`), or it is used up, returns ordinary
 /// memory, which all operations accept too. In a child made by fork() the memory behaves as

@@ -40,9 +40,10 @@ struct MessageOptions {
 /// other before they receive must use isend(). The memory must stay unchanged until then.
 ///
 /// The operation ends with MismatchError on both ranks if the two tensors differ in dtype or number
-/// of elements (shapes may differ), PeerLostError when a rank is lost, ShutdownError when the other
-/// rank has called shutdown(), and StalledError when no recv has matched it for
-/// Options::stall_shutdown; the recv that would have matched it ends with the same error.
+/// of elements (shapes may differ). It ends with PeerLostError when a rank is lost, and with
+/// ShutdownError when the other rank has called shutdown(). If no recv has matched it for
+/// Options::stall_shutdown, it ends with StalledError, and so does the recv that would have matched
+/// it.
 ///
 /// Memory: a message of at most 8 KiB is sent at once and waits at the receiver, which holds at
 /// most 64 KiB from each other rank; a larger one waits in the sender's tensor.

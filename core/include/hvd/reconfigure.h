@@ -31,8 +31,8 @@ std::string reconfigure_handle();
 /// ranks: its operations throw ShutdownError, and its process sets become invalid. If the call
 /// fails after that, this process is in no job. Processes whose handles are missing are left out,
 /// whether they run or not. Memory of operations that were cut off is kept until each process of
-/// former jobs on this host has either arrived here or ended, and for good after a job over MPI
-/// that did not end in order.
+/// former jobs on this host has either arrived here or ended. After a job over MPI that did not end
+/// in order, it is kept until this process ends.
 ///
 /// Objects of hvd::torch (optimizers, SyncBatchNorm, loaders, checkpointers, Trainer) belong to the
 /// job in which they were made and do not follow the call: destroy them before it and make new ones
@@ -51,10 +51,10 @@ std::string reconfigure_handle();
 /// @param options those of init(), without `init_method`, `rank` and `world_size`. `init_timeout`
 /// limits the time until all have arrived; the rest takes 30 s more at most.
 /// @throws UsageError when an argument is wrong, in a worker of an elastic job, in a job over MPI,
-/// and where init() does; PeerLostError when a process has ended or does not arrive in time, whose
-/// rank() is its position if it is known. If the process of rank 0 is running but has given up this
-/// call, or has used up its handle in another call, rank() is -1 on the host of rank 0; on other
-/// hosts rank() is 0, because they cannot tell this from a loss.
+/// and where init() does; PeerLostError when a process has ended or does not arrive in time; its
+/// rank() is the position of that process if it is known. If the process of rank 0 is running but
+/// has given up this call, or has used up its handle in another call, rank() is -1 on the host of
+/// rank 0; on other hosts rank() is 0, because they cannot distinguish this from a loss.
 void reconfigure(std::int64_t uuid, const std::vector<std::string>& handles,
                  const Options& options = {});
 

@@ -32,12 +32,13 @@ bool has_exited(const ProcessIdentity&) noexcept;
 /// A thread that holds this process's lock and detects the end of another process.
 ///
 /// Note [The end of a process]: a pidfd signals the end of a process only after the kernel has
-/// freed its memory, which takes 0.1 s or more per GiB. The kernel releases robust mutexes earlier.
-/// It wakes a single waiter, so the processes form a ring: each waits for the next one that has not
-/// ended, and notifies all others. A free lock alone is no proof, because its thread may have ended
-/// by itself, and exec() releases it too. The thread therefore reads from /proc whether all threads
-/// of the process are exiting. After that the process writes to no shared memory. Processes in
-/// other pid namespaces are not in the ring; their end is detected by their missing heartbeats.
+/// freed its memory, which takes 0.1 s or more per GiB. The kernel releases robust mutexes earlier,
+/// and wakes a single waiter. The processes therefore form a ring: each waits for the next one that
+/// has not ended, and notifies all others. A free lock alone is no proof, because its thread may
+/// have ended by itself, and exec() releases it too. The thread therefore reads from /proc whether
+/// all threads of the process are exiting. After that the process writes to no shared memory.
+/// Processes in other pid namespaces are not in the ring; their end is detected by their missing
+/// heartbeats.
 ///
 /// Thread-safe.
 class LifeWatch {

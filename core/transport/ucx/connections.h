@@ -29,7 +29,7 @@ constexpr Side out_of(message::Plane plane) noexcept {
 struct Hello {
   std::int32_t rank = -1;
   std::int32_t leaves = 0;
-  char proof[64] = {};  ///< that the sender has the job's key: Note [Proofs of Hellos]
+  char proof[64] = {};  ///< proves that the sender has the job's key: Note [Proofs of Hellos]
 };
 /// The Hello of rank `from` of these members to a worker of rank `to`.
 Hello make_hello(const JobMembers& members, int from, int to, Side to_side, bool leaves);
@@ -115,7 +115,7 @@ class Connections : public std::enable_shared_from_this<Connections> {
   /// Sends the messages under way, closes all connections and destroys the workers. Waits for a
   /// bounded time.
   void leave() noexcept;
-  /// Stops progress on a worker for good: Note [A worker that is not ended].
+  /// Stops progress on a worker permanently: Note [A worker that is not ended].
   void stop(Side) noexcept;
   void stop() noexcept;
 

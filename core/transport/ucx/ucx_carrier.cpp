@@ -244,7 +244,7 @@ class UcxCarrier final : public message::Carrier {
   UcxCarrier& operator=(const UcxCarrier&) = delete;
   ~UcxCarrier() override {
     if (left_in_order_ && !failed_) connections_->leave();
-    connections_->stop();  // requests that are kept for good may hold the connections
+    connections_->stop();  // requests that are never released may hold the connections
   }
 
   std::string_view name() const noexcept override { return "ucx"; }

@@ -24,7 +24,7 @@ class ElasticShards : public std::enable_shared_from_this<ElasticShards> {
       : name_(std::move(name)), optimizer_(optimizer) {}
 
   /// Part of a State: contains the whole state before it is distributed, and no bytes afterwards.
-  /// Its functions keep this object alive.
+  /// The functions of the part keep this object alive.
   elastic::Part part();
   /// Distributes the state of the last commit over the ranks of a generation. Collective.
   /// @throws elastic::StateLostError on all ranks if some part is on no rank

@@ -13,8 +13,8 @@ namespace hvd::libtorch {
 /// docs/decisions/0040-weighted-averages.md. Does not depend on LibTorch. Not thread-safe.
 ///
 /// A weight is a number of samples. A pass gets the weight that was set before it, at its first
-/// gradient. The weights of a cycle are added on this rank, and the sum travels with the flags of
-/// the gradients (see UsedFlags) as an average over the ranks: one flag for each rank, which only
+/// gradient. The weights of a cycle are added on this rank. The sum is sent with the flags of the
+/// gradients (see UsedFlags), which are averaged over the ranks: one flag for each rank, which only
 /// that rank sets, and the digits of the sum. A digit has so few bits that the average can be
 /// turned into the exact sum of all ranks, in each dtype in which flags are sent.
 ///

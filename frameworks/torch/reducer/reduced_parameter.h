@@ -146,7 +146,7 @@ class ReducedParameter {
   const std::string& label() const noexcept { return label_; }
   int group() const noexcept { return group_; }
   const torch::Tensor& tensor() const noexcept { return parameter_; }
-  /// Whether it may get a gradient.
+  /// Whether the parameter may get a gradient.
   bool active() const { return parameter_.requires_grad(); }
   bool has_gradient() const { return parameter_.grad().defined(); }
   /// Layout of the `.grad` that was sent, or else of the current one.

@@ -27,8 +27,8 @@ std::vector<std::vector<int>> holders_without(std::span<const int> hosts,
 
 /// A part of a state that a rank has at a commit: its own, or a copy.
 struct HeldPart {
-  std::uint64_t generation = 0;  ///< in which this division was made
-  int ranks = 0;                 ///< over which it was divided
+  std::uint64_t generation = 0;  ///< the generation that made this division
+  int ranks = 0;                 ///< the number of ranks over which the state was divided
   int part = 0;                  ///< the rank that owned the part in that division
   friend bool operator==(const HeldPart&, const HeldPart&) = default;
 };

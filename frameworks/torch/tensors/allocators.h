@@ -39,7 +39,7 @@ class SharedGradients {
   bool active() const noexcept { return active_; }
 
  private:
-  std::vector<std::size_t> sizes_;  ///< that this object has registered
+  std::vector<std::size_t> sizes_;  ///< the sizes that this object has registered
   bool active_ = false;
 };
 

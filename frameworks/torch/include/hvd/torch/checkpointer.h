@@ -65,9 +65,9 @@ class Checkpointer {
 
   /// Returns whether any rank has received SIGTERM, and if so makes sure that a checkpoint of
   /// `step` is on the disk. Call it once per step, on all ranks, when the state is that of `step`.
-  /// It costs an allreduce of two numbers. While some ranks are in join() it returns false and
-  /// remembers the signal for the next call in which all ranks take part. So if the ranks' data
-  /// differ in length, call it after join(state) too.
+  /// Each call costs an allreduce of two numbers. While some ranks are in join(), the function
+  /// returns false and remembers the signal for the next call in which all ranks take part. So if
+  /// the ranks' data differ in length, call it after join(state) too.
   /// @throws UsageError without save_on_sigterm; otherwise as save()
   bool should_stop(std::uint64_t step);
 

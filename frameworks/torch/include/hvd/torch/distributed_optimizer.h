@@ -211,9 +211,9 @@ class OptimizerWrapper : public torch::optim::Optimizer {
 /// holds only the new part until it has been reduced. In the first step gradients are not sent
 /// before step(), in which the ranks compare their parameters.
 ///
-/// In an elastic job it may be constructed before elastic::run(), and survives changes of the ranks
-/// if it reduces over all of them: gradients of an interrupted step are dropped, and the step after
-/// a change proceeds like the first one.
+/// In an elastic job the wrapper may be constructed before elastic::run(), and survives changes of
+/// the ranks if it reduces over all of them: gradients of an interrupted step are dropped, and the
+/// step after a change proceeds like the first one.
 ///
 /// One thread at a time, apart from the hooks, which run on the threads of backward(). The
 /// destructor removes the hooks, and does not communicate. It warns if gradients are being reduced.

@@ -161,9 +161,9 @@ class TorchState : public State {
   /// SGD, Adam, AdamW, Adagrad or RMSprop
   TorchState& track(std::string_view name, torch::optim::Optimizer& optimizer);
   /// Both optimizers and the state of the object. Track its model too. Commit when its
-  /// local_steps() is 0; another commit throws UsageError. Each rank goes back to
-  /// its own inner state, and a rank that joins gets that of one rank. @throws UsageError also
-  /// without Copy::kAtCommit
+  /// local_steps() is 0; another commit throws UsageError. Each rank goes back to its own inner
+  /// state, and a rank that joins gets the state of one rank. @throws UsageError also without
+  /// Copy::kAtCommit
   TorchState& track(std::string_view name, LocalSgd& local_sgd);
   /// A tensor of a fixed shape, copied at each commit.
   TorchState& track(std::string_view name, const torch::Tensor& tensor);

@@ -47,10 +47,11 @@ struct BucketGradients {
 /// the hook begins run while backward continues; those of the returned function do not.
 ///
 /// The thread of backward() that completes a bucket calls the hook, one bucket at a time. step() or
-/// synchronize() calls it for the remaining buckets, in the first step for all. Each gradient is
-/// then a bucket of its own, as it is after parameters were frozen or added. The returned functions
-/// are called by step() or synchronize(), or when gradients are dropped (zero_grad()). Autograd
-/// does not record during these calls. Neither function may call the DistributedOptimizer.
+/// synchronize() calls it for the remaining buckets, in the first step for all buckets. In the
+/// first step, and after parameters were frozen or added, each gradient is a separate bucket. The
+/// returned functions are called by step() or synchronize(), or when gradients are dropped
+/// (zero_grad()). Autograd does not record during these calls. Neither function may call the
+/// DistributedOptimizer.
 ///
 /// backward() or step() throws the hook's exception on this rank; after backward() has thrown,
 /// step() calls the hook again. Other ranks wait for the operations that this rank has not

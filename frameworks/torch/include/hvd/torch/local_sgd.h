@@ -59,8 +59,8 @@ struct LocalSgdOptions {
 /// The inner optimizer's state, and buffers such as the statistics of BatchNorm, are not exchanged.
 /// Parameters that need no gradient are not reduced. Refers to both optimizers, which must outlive
 /// it. Learning-rate schedulers work on the optimizers. Copies the parameters, which takes as much
-/// memory as they do. In an elastic job it may be constructed before elastic::run(), and is tracked
-/// by elastic::TorchState. Not thread-safe.
+/// memory as they do. In an elastic job the object may be constructed before elastic::run(), and is
+/// tracked by elastic::TorchState. Not thread-safe.
 class LocalSgd {
  public:
   /// Local. Expects parameters that are equal on all ranks (broadcast_parameters()).

@@ -119,11 +119,11 @@ struct LoadSafetensorsResult {
 };
 
 /// Copies the tensors of a file into existing ones, like Python's load_model(). The file is mapped,
-/// checked, and read completely before the first tensor changes. Does not record gradients;
-/// `requires_grad` and the memory of the tensors stay, so that optimizers remain valid.
+/// checked, and read completely before the first tensor changes. Autograd does not record the
+/// copies. `requires_grad` and the memory of the tensors do not change, so optimizers remain valid.
 ///
-/// If the file does not have a name of a tied weight, that name is still not missing if the file
-/// has another name of the tensor, or if the file's metadata refers to one.
+/// A name of a tied weight does not count as missing if the file has another name of the tensor, or
+/// if the file's metadata refers to one.
 ///
 /// Local. To load on all ranks, call it on every rank, or on one rank before
 /// broadcast_parameters().

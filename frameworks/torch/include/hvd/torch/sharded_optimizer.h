@@ -85,8 +85,8 @@ struct ShardedOptimizerOptions {
 /// backward() throws UsageError, also under no_sync(). Between step() and backward() a parameter
 /// may be given other memory or other strides (a memory format), the same on every rank.
 ///
-/// In an elastic job it may be constructed before elastic::run(), over all ranks, and is tracked by
-/// an elastic::TorchState: the state is then redistributed when the ranks change.
+/// In an elastic job the wrapper may be constructed before elastic::run(), over all ranks, and is
+/// tracked by an elastic::TorchState: the state is then redistributed when the ranks change.
 ///
 /// Does not support join(): a rank without data still has its part to update. The destructor warns
 /// like that of DistributedOptimizer. One thread at a time, apart from the hooks of gradients.
