@@ -36,10 +36,10 @@ void allreduce_sum(std::span<float> data, MPI_Comm communicator, std::size_t chu
 /// Names of the peers, in the order in which they are reported.
 std::vector<std::string> peer_names();
 
-/// Makes the contenders that hvd is compared with at this size: the raw kernel (raw_kernels.h), for
-/// an allreduce within one host; "mpi", one call as a program would write it; "mpi-chunked",
-/// several calls of kChunkBytes with buffers that are reused, if the exercise is larger than
-/// kChunkBytes; "copy", a memcpy of the exercise's bytes on every rank at once.
+/// Makes the contenders that hvd is compared with at this size. The raw kernel (raw_kernels.h)
+/// takes part in an allreduce within one host. "mpi" is one call, as a program would write it.
+/// "mpi-chunked" is several calls of kChunkBytes with buffers that are reused, if the exercise is
+/// larger than kChunkBytes. "copy" is a memcpy of the exercise's bytes on every rank at once.
 std::vector<std::unique_ptr<Contender>> make_peers(const Exercise& exercise, MPI_Comm communicator);
 
 }  // namespace hvd::bench

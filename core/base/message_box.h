@@ -16,8 +16,8 @@ namespace hvd {
 ///   empty --post()--> full --begin()--> taken --end()--> empty
 ///   full --retract()--> empty;   taken --begin(), of another label--> full
 ///
-/// A handle to that memory. One thread of the sending process may use it at a time, and one of the
-/// receiving process.
+/// An object is a handle to that memory. One thread of the sending process may use it at a time,
+/// and one of the receiving process.
 class MessageBox {
  public:
   /// Identifies a message. A call receives only a message with an equal label.
@@ -29,8 +29,8 @@ class MessageBox {
     friend bool operator==(const Label&, const Label&) = default;
   };
 
-  /// The capacity of the boxes of a host with this many ranks, each of which has a box for every
-  /// other one: so large that all boxes fit into 1 MiB. 0: too many ranks for boxes.
+  /// The capacity of each box on a host with this many ranks, with one box for each ordered pair of
+  /// ranks: the largest with which all boxes fit into 1 MiB. 0: too many ranks for boxes.
   static std::size_t capacity_for(int ranks) noexcept;
   /// The memory of a box of this capacity, a multiple of kCacheLinePair.
   static std::size_t bytes_for(std::size_t capacity) noexcept;

@@ -25,9 +25,9 @@ void limit_exit(std::chrono::milliseconds limit, const std::string& why) noexcep
 /// is kept here until the process ends, which is soon after the loss of a peer. The transport keeps
 /// its request objects.
 ///
-/// A worker of an elastic job outlives such failures. It takes and releases the kept objects when
-/// the fence of the failed generation has passed: the survivors have then left the generation, and
-/// the lost processes do not run any more.
+/// A worker of an elastic job outlives such failures. The worker takes and releases the kept
+/// objects when the fence of the failed generation has passed. By then the survivors have left the
+/// generation, and the lost processes do not run any more.
 enum class Kept : std::uint8_t {
   kMemory,
   kTransport,  ///< may itself use kept memory, so transports are released first

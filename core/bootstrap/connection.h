@@ -27,8 +27,8 @@ std::future<Resolved> resolve(const std::string& host, std::uint16_t port);
 /// A connected stream socket whose calls wait at most until a deadline. Closed on exec. Not
 /// thread-safe.
 ///
-/// Uses system calls instead of Asio: a child made by fork() would share Asio's epoll descriptor,
-/// and if it closed its copies of sockets it would end the notifications of its parent.
+/// Uses system calls instead of Asio. A child made by fork() would share Asio's epoll descriptor,
+/// and would end the notifications of its parent when it closed its copies of the sockets.
 class Connection {
  public:
   /// The reason why a call has failed, such as "Connection refused". Not an hvd::Error.

@@ -11,8 +11,9 @@
 
 namespace hvd::rendezvous {
 
-/// How long rank 0 waits for a port in use, and the other ranks for another job's server at the
-/// port to end: it may belong to an earlier run that ends soon.
+/// The time for which rank 0 waits for a port in use, and for which the other ranks wait for the
+/// end of another job's server at the port. That server may belong to an earlier run that ends
+/// soon.
 inline constexpr auto kTimeToBeFree = std::chrono::seconds(3);
 
 /// Serves a StoreServer at a TCP port of all addresses of this host, in its own thread. Any thread

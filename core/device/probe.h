@@ -8,10 +8,10 @@
 
 namespace hvd::device {
 
-/// The reason why this process cannot use the device any more: it was given up, an earlier error
-/// has broken its context, or calls do not return within the limit, after which the device is given
-/// up. Empty if the device works. The calls are made on a separate thread, which may be left
-/// behind.
+/// The reason why this process cannot use the device any more: the device was given up, an earlier
+/// error has broken its context, or calls do not return within the limit. In the last case the
+/// device is given up. Empty if the device works. The calls are made on a separate thread, which
+/// may be left behind.
 std::string find_failure(const std::shared_ptr<Context>&, Duration limit);
 
 }  // namespace hvd::device

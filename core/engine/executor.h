@@ -110,9 +110,10 @@ class Executor {
   bool needs_polling() const noexcept;
   /// Batches that were started and have not ended.
   std::size_t in_flight() const noexcept { return in_flight_; }
-  /// The number of batches in flight that a batch of this process set and device would queue
-  /// behind: those of the same set, except small operations on the urgent channel; on a GPU those
-  /// of all sets, because their channels run in one order.
+  /// The number of batches in flight behind which a batch of this process set and device would
+  /// queue. On the host these are the batches of the same set, except small operations on the
+  /// urgent channel. On a GPU they are the batches of all sets, because their channels run in one
+  /// order.
   std::size_t batches_ahead(int process_set, DeviceType) const noexcept;
   /// Batches that are complete for the host and still in a device's queue.
   const DeviceCompletions& device_completions() const noexcept { return completions_; }

@@ -12,7 +12,7 @@ namespace hvd::member {
 /// the agent ends its ranks.
 ///
 /// The permission begins when the agent sends a request that hvdrun answers. For hvdrun it begins
-/// when hvdrun receives the request, which is later, so the two need not compare their clocks: when
+/// when hvdrun receives the request, which is later, so the two need not compare their clocks. When
 /// hvdrun has received no request for the deadlines `heartbeat` plus `kill`, no rank of the host
 /// runs any more. Pure, not thread-safe.
 class Lease {

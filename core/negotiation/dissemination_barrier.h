@@ -19,8 +19,8 @@ namespace hvd::control {
 /// As ScheduleReplay requires, a flag is written once per position, so that every reader finds the
 /// same value.
 ///
-/// Hosts exchange updates in ceil(log2(hosts)) rounds: in round r, host h sends an update to host h
-/// + 2^r (modulo the number of hosts), and starts the next round when it has received the update of
+/// Hosts exchange updates in ceil(log2(hosts)) rounds. In round r, host h sends an update to host h
+/// + 2^r (modulo the number of hosts). It starts the next round when it has received the update of
 /// host h - 2^r. After the last round it has received the updates of all hosts, directly or
 /// indirectly. (The dissemination barrier: D. Hensgen, R. Finkel, U. Manber, "Two algorithms for
 /// barrier synchronization", Int. J. Parallel Programming 17(1), 1988.) A host begins when all its

@@ -43,7 +43,7 @@ bool may_share_batch(const wire::Request&, const wire::Request&);
 /// @return per batch the indices into `tensors`
 ///
 /// Tensors share a batch when kind, reduction, dtype, device, process set, scaling and root are
-/// equal, and the sum of bytes stays within `threshold` (0: each alone); a tensor that does not fit
+/// equal, and the sum of bytes stays within `threshold` (0: each alone). A tensor that does not fit
 /// opens the next batch of its sort. Members of a group that are of one sort stay together at the
 /// position of the first, even above the threshold. The result depends only on the arguments.
 std::vector<std::vector<std::size_t>> plan_fusion(std::span<const ReadyTensor> tensors,

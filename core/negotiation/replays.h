@@ -41,9 +41,8 @@ class Replays {
   /// The last plan that began a replay of all ranks, and of any set; 0 if there was none.
   std::uint64_t last_of_all_ranks() const noexcept { return last_of_all_ranks_; }
   std::uint64_t last() const noexcept { return last_; }
-  /// Whether the ranks have meanwhile withdrawn a request that they made after they had applied
-  /// this plan, because they have entered a replay of a process set other than the set of all
-  /// ranks.
+  /// Whether a request that ranks made after they had applied this plan has been withdrawn since,
+  /// because the ranks have entered a replay of a process set other than that of all ranks.
   bool withdrawn(const wire::Request&, RankSpan ranks, std::uint64_t as_of,
                  const ProcessSetTable&) const;
   /// The ranks that leave according to the report, except ranks that have entered a replay since:

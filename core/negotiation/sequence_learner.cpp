@@ -86,8 +86,9 @@ std::optional<std::size_t> SequenceLearner::period() const {
   return std::nullopt;
 }
 
-// Fusion depends on timing, so of the last two periods the one with fewer batches is chosen; after
-// a replay that ended early the latest is chosen, because the program may need the larger number.
+// Fusion depends on timing, so of the last two periods the one with fewer batches is chosen. After
+// a replay that ended early the latest period is chosen, because the program may need the larger
+// number.
 void SequenceLearner::choose(std::size_t period) {
   const auto count = [](const std::vector<wire::SlotBundle>& bundles) {
     std::size_t batches = 0;

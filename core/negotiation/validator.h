@@ -17,9 +17,9 @@ namespace hvd::control {
 std::optional<std::string> find_mismatch(const wire::Request& reference, int reference_rank,
                                          const wire::Request& other, int other_rank);
 
-/// The difference between a plan's request, as expanded for one rank, and the request that this
-/// rank submitted under that name, as a sentence that names the operation, the rank and both
-/// values; empty when the operation can run. Allocates only when there is a difference.
+/// Compares a plan's request, as expanded for one rank, with the request that this rank submitted
+/// under that name. Returns the difference as a sentence that names the operation, the rank and
+/// both values; empty when the operation can run. Allocates only when there is a difference.
 std::optional<std::string> find_misplanned(const wire::Request& planned,
                                            const wire::Request& submitted, int rank);
 

@@ -7,10 +7,10 @@
 
 namespace hvd::elastic {
 
-/// Does work of a few milliseconds between two generations while the program's function runs, so
-/// that no generation waits for it: releases the objects that failed generations have left, and
-/// prepares the connections of the next generation. Both begin a moment after start(), so that they
-/// do not delay the first steps. Not thread-safe.
+/// Does the work between two generations, which takes a few milliseconds, while the program's
+/// function runs, so that no generation waits for it. Releases the objects that failed generations
+/// have left, and prepares the connections of the next generation. Both begin a moment after
+/// start(), so that they do not delay the first steps. Not thread-safe.
 class Maintenance {
  public:
   Maintenance() = default;

@@ -21,9 +21,9 @@
 // The coordinator decides on membership, and Placement on processes; neither does input or output.
 // ElasticJob connects the two: it reports to the coordinator which workers were started and have
 // ended, and to Placement which of them were lost. When the coordinator gives up a worker, its
-// agent kills it and reports when none of its threads runs any more, mostly long before the kernel
-// has freed its memory; the next generation may then begin. The slot is used again only after the
-// end of the process and of its output.
+// agent kills it, and reports when none of its threads runs any more. The next generation may begin
+// then, usually long before the kernel has freed the worker's memory. The slot is used again only
+// after the end of the process and of its output.
 //
 // If the coordinator gives up a host, hvdrun closes the connection to its agent and kills the
 // process that has started the agent. The agent then ends its workers; if it is cut off, it does so

@@ -28,7 +28,7 @@ inline void keep_earlier(std::optional<Deadline>& time, const std::optional<Dead
 
 /// Whether the descriptor has one of these events of poll(2), an error or a hang-up now. A handler
 /// calls this after a wait of Asio, unless it reads without blocking. The wait may have ended
-/// because of another descriptor's event: if that descriptor was closed before its handler ran, a
+/// because of another descriptor's event. If that descriptor was closed before its handler ran, a
 /// new descriptor may have taken its place in Asio's reactor and received the event.
 bool is_ready(int fd, short events);
 

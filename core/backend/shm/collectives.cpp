@@ -235,7 +235,8 @@ class ShmReducescatter final : public ShmExchange {
 };
 
 /// A member has only the sizes of the blocks that it sends and receives, so each member publishes
-/// the number of rounds that its own data needs, and whether it is too large to be filled ahead.
+/// the number of rounds that its own data needs, and whether the data is too large to be filled
+/// ahead.
 class ShmAlltoall final : public ShmExchange {
  public:
   ShmAlltoall(std::shared_ptr<ShmChannelState> channel, const Collective& collective,

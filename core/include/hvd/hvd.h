@@ -31,12 +31,12 @@ void init(const Options& = {});
 /// still outstanding end with ShutdownError.
 void shutdown();
 
-/// Reports that this rank is about to end because of an error: hvdrun shows the cause, and the
-/// other ranks' operations end with PeerLostError, whose text contains it. For errors that a
-/// framework or a binding of another language catches; an uncaught C++ exception is reported
-/// without a call. Returns when the other ranks are notified, after at most 0.5 s. Afterwards the
-/// runtime has failed on this rank. No effect outside a job and when the runtime has failed
-/// already. Thread-safe.
+/// Reports that this rank is about to end because of an error. hvdrun shows the cause, and the
+/// other ranks' operations end with a PeerLostError that contains it. For errors that a framework
+/// or a binding of another language catches; an uncaught C++ exception is reported without a call.
+/// Returns when the other ranks are notified, after at most 0.5 s. Afterwards the runtime has
+/// failed on this rank. No effect outside a job and when the runtime has failed already.
+/// Thread-safe.
 /// @param cause a text such as "train.py:12: ValueError: the data set is empty"
 void fail(std::string_view cause) noexcept;
 

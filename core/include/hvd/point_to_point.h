@@ -46,7 +46,7 @@ struct MessageOptions {
 /// it.
 ///
 /// Memory: a message of at most 8 KiB is sent at once and waits at the receiver, which holds at
-/// most 64 KiB from each other rank; a larger one waits in the sender's tensor.
+/// most 64 KiB from each other rank. A larger message waits in the sender's tensor.
 ///
 /// Each of the two tensors may be in the host's memory or on its rank's GPU. A message from or to a
 /// GPU passes through 1 MiB of pinned host memory. The device has copied the tensor when the

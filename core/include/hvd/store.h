@@ -17,10 +17,10 @@ namespace hvd {
 /// @addtogroup start
 /// @{
 
-/// A store of keys and values that every rank of a job can reach, as functions. hvd calls them one
-/// at a time, while init() runs, on a thread of its own, with keys that begin with "hvd/". That
-/// thread blocks asynchronous signals, and so do processes that the functions start. They may
-/// throw; init() converts their exceptions to hvd::Error.
+/// A store of keys and values that every rank of a job can reach, as functions. hvd calls them
+/// while init() runs, one at a time, on a separate thread. Its keys begin with "hvd/". That thread
+/// blocks asynchronous signals, and so do processes that the functions start. They may throw;
+/// init() converts their exceptions to hvd::Error.
 struct KeyValueStore {
   /// For messages, and for init_method(): "store://127.0.0.1:29500".
   std::string name = "store://";

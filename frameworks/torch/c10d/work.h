@@ -68,8 +68,9 @@ class PendingWork final : public c10d::Work {
   /// the results.
   bool isCompleted() override;
   /// @param timeout from now, until the results are available, also on a GPU; zero: the operation's
-  /// timeout, counted from its start, until the operation is done @throws c10::DistBackendError for
-  /// an error of the job or a timeout, after which the operation continues; UsageError
+  /// timeout, counted from its start, until the operation is done
+  /// @throws c10::DistBackendError for an error of the job or a timeout, after which the operation
+  /// continues; UsageError
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   void synchronize() override { wait(); }
   std::vector<at::Tensor> result() override { return launch_.outputs; }

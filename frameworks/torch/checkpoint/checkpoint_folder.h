@@ -90,8 +90,8 @@ class FolderLock {
 ///     FOLDER/lock                        while a checkpoint is written: names the writing process
 ///
 /// In an elastic job the names of common and of the ranks' files end with ".g" and the number of
-/// the generation, so that a rank that was cut off cannot write to the files of a later generation,
-/// and FOLDER/generation names the last one that has written (GenerationRecord).
+/// the generation, so that a rank that was cut off cannot write to the files of a later generation.
+/// FOLDER/generation names the last generation that has written (GenerationRecord).
 ///
 /// A step without a manifest is left from an interrupted write. Each rank has its own object for
 /// the same folder, which must be on a file system that the ranks share. Not thread-safe.

@@ -130,8 +130,8 @@ torch::Tensor LayerExchange::summed(const torch::Tensor& sums) {
 
 std::shared_ptr<LayerExchange> make_layer_exchange(const ProcessSet& process_set) {
   // Layers are counted by the set's number and members, since set numbers are reused after
-  // shutdown() and init(), and in each generation of an elastic job, because a rank that joins has
-  // not used any layer.
+  // shutdown() and init(). In an elastic job they are counted anew in each generation, because a
+  // rank that joins has not used any layer.
   struct Counts {
     std::uint64_t generation = 0;
     std::map<std::pair<int, std::vector<int>>, std::uint64_t> of_set = {};

@@ -19,8 +19,8 @@ UsageError too_many_passes(const std::string& wrapper, const std::string& name, 
 /// The error of backward(create_graph = true).
 UsageError graph_would_be_lost(const std::string& wrapper, const std::string& name);
 
-/// Counts the backward passes of an optimizer whose process set has one rank: its gradients are
-/// final as backward leaves them, so that its hook only counts, without a lock.
+/// Counts the backward passes of an optimizer whose process set has one rank. Its gradients are
+/// final as backward leaves them, so its hook only counts, without a lock.
 ///
 /// Thread-safe, but end_cycle() must not run beside a backward pass.
 class SingleRankPasses {

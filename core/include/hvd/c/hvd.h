@@ -416,10 +416,10 @@ typedef struct hvd_message {
 /// Starts to send or receive; never blocks. Any number of operations may be outstanding, in any
 /// order; those of the same two ranks, process set and tag or name match in the order of the calls.
 /// A send is done when the receiver has the message. The caller frees the handle with
-/// hvd_operation_free(). HVD_ERROR_USAGE for a rank outside the set or this rank itself; hvd_wait()
-/// returns HVD_ERROR_MISMATCH on both ranks if dtype or count differ, HVD_ERROR_STALLED if no other
-/// side has appeared for stall_shutdown_ms, HVD_ERROR_SHUTDOWN if the other rank has left, and
-/// HVD_ERROR_PEER_LOST if it is lost.
+/// hvd_operation_free(). HVD_ERROR_USAGE for a rank outside the set or this rank itself. hvd_wait()
+/// returns HVD_ERROR_MISMATCH on both ranks if dtype or count differ, HVD_ERROR_SHUTDOWN if the
+/// other rank has left, and HVD_ERROR_PEER_LOST if it is lost. It returns HVD_ERROR_STALLED if no
+/// other side has appeared for stall_shutdown_ms.
 hvd_status_t hvd_isend(const hvd_message_t* message, hvd_operation_t** operation);
 hvd_status_t hvd_irecv(const hvd_message_t* message, hvd_operation_t** operation);
 /// The same, and waits. `source` (may be NULL) becomes the sender's rank.
@@ -431,10 +431,10 @@ hvd_status_t hvd_recv(const hvd_message_t* message, int* source);
 /// Returns when every rank of the set has called it.
 hvd_status_t hvd_barrier(const hvd_process_set_t* process_set);
 
-/// Declares that this rank has no more data. Blocks until every rank of the job has called it;
-/// until then this rank takes part in the operations of the others with a neutral contribution, and
-/// an average divides by the ranks that contribute. `last_rank` (may be NULL) becomes the last rank
-/// to join.
+/// Declares that this rank has no more data. Blocks until every rank of the job has called it.
+/// Until then this rank takes part in the operations of the others with a neutral contribution, and
+/// an average divides by the number of ranks that contribute. `last_rank` (may be NULL) becomes the
+/// last rank to join.
 hvd_status_t hvd_join(int* last_rank);
 
 // ---- Elastic jobs: docs/elastic.md

@@ -234,11 +234,11 @@ class Accelerator {
   Accumulation no_sync();
 
   /// Divides the loss by gradient_accumulation_steps, multiplies it by the loss scale
-  /// (Precision::kFP16), and calls its backward(). Prepared optimizers reduce the gradients
-  /// during the backward pass. With BackwardOptions::weight the loss is not divided, since the mean
-  /// is taken over the samples; the weight counts for the optimizers whose parameters the pass
-  /// reaches, once per call, so add up the losses of one batch. @param loss a scalar, the mean over
-  /// this rank's batch
+  /// (Precision::kFP16), and calls its backward(). Prepared optimizers reduce the gradients during
+  /// the backward pass. With BackwardOptions::weight the loss is not divided, since the mean is
+  /// taken over the samples. The weight counts once per call, for the optimizers whose parameters
+  /// the pass reaches, so add up the losses of one batch. @param loss a scalar, the mean over this
+  /// rank's batch
   /// @throws UsageError for an undefined loss; for a weight that is negative or more than 2^40,
   /// without a prepared optimizer, or if the passes of a step have weights only in part; and as
   /// torch::Tensor::backward()

@@ -262,8 +262,8 @@ class UsedBatchIterator final : public torch::data::detail::ValidIterator<Batch>
 }  // namespace libtorch
 
 /// This rank's batches of a data set, epoch after epoch, loaded ahead by LibTorch's DataLoader. The
-/// loader counts the samples that the program has *used*, not those that workers have loaded ahead,
-/// and save() saves that position: an interrupted program continues after the last batch that it
+/// loader counts the samples that the program has *used*, not those that workers have loaded ahead.
+/// save() saves that position, so an interrupted program continues after the last batch that it
 /// used.
 ///
 ///     auto loader = hvd::make_data_loader(dataset, {.batch_size = 64, .workers = 2});

@@ -146,8 +146,8 @@ TORCH_MODULE(SyncBatchNorm3d);
 ///
 /// Children of containers (Sequential, ModuleList, ModuleDict), and layers that are only
 /// registered, can be replaced. A module that has a layer in a typed member
-/// (`torch::nn::BatchNorm2d bn`) would still call the old one, since C++ cannot change the member's
-/// type: declare it as hvd::SyncBatchNorm2d.
+/// (`torch::nn::BatchNorm2d bn`) would still call the old layer, since C++ cannot change the
+/// member's type. Declare such a member as hvd::SyncBatchNorm2d.
 /// @return the number of replaced layers
 /// @throws UsageError, and replaces no layer, with the paths of layers that are held by members;
 /// when `module` is itself a BatchNorm; and when this rank is not in the set
