@@ -22,8 +22,8 @@ bool ran_out_of_descriptors() noexcept;
 /// @throws hvd::Error that names the limit, if fewer than `count` descriptors can be opened now
 void require_descriptors(std::size_t count);
 
-/// Whether this value of errno means that the process or its host has run out of a resource, so
-/// that no other rank is the cause.
+/// Whether this value of errno means that the process or its host has run out of a resource, so no
+/// other rank is the cause.
 bool is_shortage(int error) noexcept;
 
 /// The errno value of the shortage that an error text of the system names, such as "Too many open

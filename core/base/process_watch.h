@@ -17,7 +17,7 @@ struct ProcessIdentity {
 /// Identifies this boot of this host; empty if it could not be read.
 std::string boot_id();
 ProcessIdentity current_process() noexcept;
-/// Whether the process is in this process's pid namespace, so that its pid is valid here.
+/// Whether the process is in this process's pid namespace, in which its pid is valid.
 bool same_pid_namespace(const ProcessIdentity&) noexcept;
 /// False if the pid now belongs to another process.
 bool still_names(const ProcessIdentity&) noexcept;

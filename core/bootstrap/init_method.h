@@ -52,8 +52,8 @@ InitMethod method_of_store(const RuntimeOptions&, const std::string& store, int 
 std::optional<std::string> contradiction_to_mpi(const RuntimeOptions&, int rank, int size,
                                                 const std::string& library);
 
-/// Returns the text of a warning if the program has started MPI without an MPI launcher, so that
-/// its MPI_COMM_WORLD has one rank although the job has more; otherwise empty.
+/// Returns the text of a warning if the program has started MPI without an MPI launcher: its
+/// MPI_COMM_WORLD then has one rank although the job has more. Otherwise empty.
 /// @param mpi_active the program has started MPI
 std::optional<std::string> warning_for_single_rank_mpi(const InitMethod&, bool mpi_active);
 

@@ -41,7 +41,8 @@ namespace {
 /// The words for Refusal::Kind.
 constexpr const char* kKinds[] = {"failed", "usage", "lost"};
 
-/// Whether /proc shows the processes of this pid namespace, so that their start times are valid.
+/// Whether /proc shows the processes of this pid namespace, and their start times are therefore
+/// valid.
 bool sees_own_processes() {
   char link[32] = {};
   return ::readlink("/proc/self", link, sizeof link - 1) > 0 && link == text(::getpid());

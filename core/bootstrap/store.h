@@ -63,7 +63,7 @@ class Store {
   virtual void publish_on_loss(const std::string& /*key*/, std::span<const std::byte> /*value*/,
                                const std::string& /*once*/, const std::string& /*also*/, Deadline) {
   }
-  /// Whether the store detects the end of this process, so that publish_on_loss() has an effect.
+  /// Whether the store detects the end of this process. Otherwise publish_on_loss() has no effect.
   virtual bool notices_loss() const noexcept { return false; }
   /// Information of the store about ranks that have not joined, for the error text: "; a process
   /// (host node7, process 17) that joined as rank 1 was refused: it has another token

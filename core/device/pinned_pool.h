@@ -12,7 +12,7 @@
 namespace hvd::device {
 
 /// Reusable pinned host memory. Where the system can pin it, the memory is in the rank's arena, so
-/// that the other ranks of the host reduce it in place instead of copying it.
+/// the other ranks of the host reduce it in place instead of copying it.
 ///
 /// Only the thread that drives the engine uses it, with the device current. Pinning and unpinning
 /// may block on the device, so they run in Context::run_on_helper(). Buffers that are not released

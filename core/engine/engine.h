@@ -96,13 +96,14 @@ class Engine {
     kForMessage  ///< a thread waits for a send or recv, so the ranks may make progress without
                  ///< plans
   };
-  /// Call this before a thread that has called step() with Extent::kReplays sleeps or stops
-  /// calling it. @return whether the other ranks may have relied on these calls, so that step() has
+  /// Call this before a thread that has called step() with Extent::kReplays sleeps or stops calling
+  /// it. @return whether the other ranks may have relied on these calls, in which case step() has
   /// to be called once more
   bool stop_polling() noexcept HVD_REQUIRES(progress_) { return steady_.stop_polling(); }
   /// Call this before a thread that waits for an operation goes to sleep. @return whether step()
-  /// now has work, so that the thread must not sleep. A wait with a time limit ends by itself, so
-  /// it does not count as evidence of a deadlock; neither does the wait of a BackgroundThread.
+  /// now has work, in which case the thread must not sleep. A wait with a time limit ends by
+  /// itself, so it does not count as evidence of a deadlock; neither does the wait of a
+  /// BackgroundThread.
   bool prepare_to_block(Waiting) noexcept HVD_REQUIRES(progress_);
   /// Whether work is in flight whose end does not ring the doorbell.
   bool needs_polling() const noexcept HVD_REQUIRES(progress_);

@@ -49,8 +49,8 @@ bool staged(const Batch& batch) noexcept {
   return !batch.nothing_to_move() && !batch.exchanges_rows();
 }
 
-/// Whether the batch passes neither through a buffer nor through a device, so that no resource is
-/// taken before it runs. All ranks get the same answer.
+/// Whether the batch passes neither through a buffer nor through a device, and therefore takes no
+/// resource before it runs. All ranks get the same answer.
 bool can_fill_ahead(const Batch& batch) noexcept {
   return staged(batch) && batch.spec().device.type == DeviceType::kCpu && !batch.buffered() &&
          !batch.absent_here() && !batch.conversion().scales_early();

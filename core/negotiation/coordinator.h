@@ -75,8 +75,8 @@ struct CoordinatorOptions {
 class RepeatedPlan {
  public:
   /// Called when all ranks have hit these slots, and no other operation is pending.
-  /// @return whether the plan for them is known, so that they wait for repeat() or release(). If
-  /// not, learn() keeps the next plan.
+  /// @return whether the plan for them is known, in which case they wait for repeat() or release().
+  /// If not, learn() keeps the next plan.
   bool offer(const wire::StampedHits&);
   bool waiting() const noexcept { return waiting_.has_value(); }
   /// The slots that wait. @pre waiting()

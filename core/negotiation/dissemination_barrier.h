@@ -38,7 +38,7 @@ class DisseminationBarrier {
   DisseminationBarrier(std::vector<ArrivalFlags*> local, ArrivalFlags& remote, int host, int hosts);
 
   /// Called after flags or received updates have changed. @param to_send appended to
-  /// @return whether the remote flags have changed, so that this host's ranks must be woken
+  /// @return whether the remote flags have changed, in which case this host's ranks must be woken
   bool advance(HostUpdates& to_send);
   /// Takes an update of another host. advance() must be called next. @return like advance()
   /// @throws hvd::Error for an update that no correct host can have sent

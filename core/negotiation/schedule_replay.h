@@ -101,8 +101,8 @@ class ScheduleReplay {
   /// whether this thread calls it repeatedly until it calls stop_polling(), so that the other ranks
   /// need not wake it
   NextBundle advance(bool polls = false);
-  /// Call this before this rank stops calling advance() while operations wait. @return whether
-  /// the other ranks may have relied on these calls, so that advance() has to be called once more
+  /// Call this before this rank stops calling advance() while operations wait. @return whether the
+  /// other ranks may have relied on these calls, in which case advance() has to be called once more
   bool stop_polling() noexcept;
   /// Whether another rank of this host, at this place in `flags`, has to be woken to see that all
   /// ranks have arrived at the position before the current one.

@@ -37,7 +37,7 @@ struct State::Impl {
   void reserve();
   /// Copies the current state to the last commit.
   void save_commit();
-  /// Forgets the last commit, so that this rank has no state.
+  /// Forgets the last commit: this rank then has no state.
   void lose();
   /// The hash of the last commit's replicated part, which is computed once.
   std::uint64_t committed_hash() const;

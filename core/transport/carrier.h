@@ -194,7 +194,7 @@ class Carrier {
   /// True if a message to a rank whose process has ended is harmless, even without a connection.
   virtual bool may_send_to_lost() const noexcept = 0;
 
-  /// False once the library below has been finalised, so that no message can be sent.
+  /// False once the library below has been finalised. No message can be sent then.
   virtual bool active() const noexcept = 0;
   /// Announces that this rank leaves the job in order.
   virtual void farewell() noexcept = 0;

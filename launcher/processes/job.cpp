@@ -93,8 +93,7 @@ Job::Job(const LaunchOptions& options, LaunchPlan plan, const Attempt& attempt)
   if (options_.max_restarts > 0)
     plan_.variables.emplace_back(kRestartCountVariable, text(attempt.number));
   for (int rank = 0; rank < size(); ++rank) {
-    // All ranks of a job with these options are on one host, so that the numbers are the local
-    // ones.
+    // All ranks of a job with these options are on one host, so the numbers are the local ones.
     set_streams(output, streams_of(options_.logs, rank), logs / text(rank));
     outputs_.push_back(std::make_unique<RankOutput>(plan_.first_rank + rank, plan_.world_size,
                                                     output, output_.console(), output_.files()));

@@ -107,12 +107,12 @@ std::optional<int> first_failure(const std::vector<RankRecord>& ranks);
 
 /// The rank that ended the job because it ended with code 0 while others were still running. Either
 /// it left without shutdown() or before init(), and another rank failed because of that; or it
-/// called MPI_Init and left without MPI_Finalize, so that mpirun ended the others. A rank that has
-/// called shutdown() does not count as an early leaver: a rank that still needed it has then
-/// failed.
+/// called MPI_Init and left without MPI_Finalize, and mpirun therefore ended the others. A rank
+/// that has called shutdown() does not count as an early leaver: a rank that still needed it has
+/// then failed.
 std::optional<int> early_leaver(const JobRecord& job);
 
-/// Whether the records explain how the job ended, so that the starter's output can be left out.
+/// Whether the records explain how the job ended. The starter's output can then be left out.
 bool is_explained(const JobRecord& job);
 
 /// hvdrun's exit code.

@@ -101,7 +101,7 @@ class ReportServer {
   void close_all();
   /// Sends all agents the job's exit code, then closes every connection.
   void finish_all(int code);
-  /// Whether the connections that finish_all() has ended are closed, so that all agents have
+  /// Whether the connections that finish_all() has ended are closed, and all agents have therefore
   /// received the exit code.
   bool finished() const;
   /// The admitted connections.

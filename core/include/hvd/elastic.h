@@ -185,8 +185,8 @@ bool launched() noexcept;
 int restart_count() noexcept;
 /// The number of the current generation, from 1. 0 outside an elastic job and before run().
 std::uint64_t generation() noexcept;
-/// Whether this process has a rank, so that rank(), size() and collectives work. A worker of an
-/// elastic job has no rank before run().
+/// Whether this process has a rank. Only then do rank(), size() and collectives work. A worker of
+/// an elastic job has no rank before run().
 bool has_rank() noexcept;
 
 /// Calls a function in each generation of an elastic job, when this process has its new rank and

@@ -22,7 +22,7 @@ namespace hvd::mpi {
 /// @throws UsageError when MPI has already been finalised
 void ensure_initialized();
 
-/// Whether MPI is initialised and not finalised, so that MPI may be called.
+/// Whether MPI is initialised and not finalised, and may therefore be called.
 bool is_active() noexcept;
 bool initialized_by_hvd() noexcept;
 /// Whether MPI provides MPI_THREAD_MULTIPLE. False before ensure_initialized().

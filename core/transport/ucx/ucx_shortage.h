@@ -3,9 +3,9 @@
 #include <string>
 
 // Records the resources that the system has refused to UCX in this process. UCX's calls return
-// general errors, and its own thread accepts connections, so that no call returns their failures.
-// hvd therefore records failed system calls (Note [UCX's descriptors]) and UCX's log. All functions
-// are thread-safe.
+// general errors, and its own thread accepts connections, so no call returns their failures. hvd
+// therefore records failed system calls (Note [UCX's descriptors]) and UCX's log. All functions are
+// thread-safe.
 
 namespace hvd::ucx {
 

@@ -34,7 +34,7 @@ std::vector<std::size_t> epoch_order(std::size_t dataset_size, bool shuffle, std
 ///
 /// MKL chooses a function's kernel at its first call in the process. If two threads make that call
 /// at the same time, one of them may compute with a kernel of another accuracy (2e-5 instead of
-/// 1e-7, pytorch#188792), so that a sample would depend on the thread that loads it.
+/// 1e-7, pytorch#188792), and a sample would then depend on the thread that loads it.
 void settle_vector_functions();
 
 }  // namespace hvd::libtorch

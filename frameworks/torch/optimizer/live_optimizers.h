@@ -47,8 +47,8 @@ class LiveOptimizers {
   void shrink(const torch::optim::Optimizer& optimizer, std::span<const torch::Tensor> parameters);
   /// @param averaging as in add()
   void remove(const torch::optim::Optimizer& optimizer, bool averaging);
-  /// Records that a ShardedOptimizer wraps this registered optimizer, so that the optimizer itself
-  /// has no state between steps.
+  /// Records that a ShardedOptimizer wraps this registered optimizer, which therefore has no state
+  /// between steps.
   void set_sharded(const torch::optim::Optimizer& optimizer);
   bool is_sharded(const torch::optim::Optimizer& optimizer) const;
   /// Whether a registered optimizer has the parameter.

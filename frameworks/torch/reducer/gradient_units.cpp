@@ -114,7 +114,7 @@ bool GradientUnits::fits(const Plan& plan) const {
   return true;
 }
 
-/// Whether a parameter has changed since the plan was made, so that the plan will not fit again.
+/// Whether a parameter has changed since the plan was made. The plan will then not fit again.
 bool GradientUnits::is_outdated(const Plan& plan) const {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     if (plan.forms[i] && !has_form(parameters_[i].tensor(), *plan.forms[i])) return true;

@@ -42,7 +42,7 @@ class ParameterCheck {
 
   /// Whether this rank requests a check in the current cycle.
   bool is_due() const;
-  /// Whether a cycle has ended, so that parameters may have been updated.
+  /// Whether a cycle has ended, and parameters may therefore have been updated.
   bool has_updates() const noexcept { return cycles_ > 0; }
   /// Whether the last check's result has not been read yet.
   bool under_way() const noexcept { return received_at_.has_value(); }

@@ -25,8 +25,8 @@ struct AgreedOrder {
 /// the process set, and whether it begins depends only on facts that the ranks have already agreed
 /// on. Not thread-safe.
 ///
-/// A rank that has joined (see join()) takes no part and does not receive the result, so that the
-/// others repeat the agreement in the next cycle.
+/// A rank that has joined (see join()) takes no part and does not receive the result, so the others
+/// repeat the agreement in the next cycle.
 class RankAgreement {
  public:
   RankAgreement(const GradientReduction& how, std::span<ReducedParameter> parameters)

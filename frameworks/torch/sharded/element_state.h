@@ -19,7 +19,7 @@ struct ElementState {
 };
 
 /// Whether the optimizer is exactly LibTorch's SGD, Adam, AdamW, Adagrad or RMSprop. These update
-/// each element by itself, so that different ranks can update parts of a parameter.
+/// each element by itself, so different ranks can update parts of a parameter.
 bool is_elementwise(const torch::optim::Optimizer& optimizer);
 
 /// Returns the state's own tensors, not copies. @pre the state is of an elementwise optimizer

@@ -72,7 +72,7 @@ class ParameterShards {
   /// @throws the error of an operation or of the optimizer. Some pieces may already be updated.
   void step();
 
-  /// Whether the parameters are distributed, so that this rank has the state of its pieces only.
+  /// Whether the parameters are distributed. This rank then has the state of its pieces only.
   bool distributed() const noexcept { return !shards_.empty(); }
   /// Forgets the division and the state of pieces, because the ranks have changed. State that the
   /// optimizer has for whole parameters stays. @param scope of the names of operations from now on

@@ -259,7 +259,7 @@ typedef void* (*hvd_allocate_t)(size_t bytes, const int64_t* first_dims, int32_t
 typedef struct hvd_submission {
   size_t struct_size;
   /// Identifies the operation across ranks, within its process set. NULL or empty: numbered per set
-  /// and kind, so that all ranks must make unnamed calls in the same order.
+  /// and kind, so all ranks must make unnamed calls in the same order.
   const char* name;
   int32_t kind;   ///< hvd_kind_t. Barrier and join use only name and process_set.
   int32_t op;     ///< hvd_reduce_op_t: allreduce, reducescatter, reduce

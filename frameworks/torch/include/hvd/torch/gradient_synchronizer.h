@@ -27,8 +27,8 @@ struct GradientReduction;
 /// @addtogroup train
 /// @{
 
-/// The parameters of the ranks differ, so that each rank would train a model of its own. Raised on
-/// every rank of the optimizer's set. The runtime remains usable.
+/// The parameters of the ranks differ, so each rank would train a separate model. Raised on every
+/// rank of the optimizer's set. The runtime remains usable.
 class DivergedError : public Error {
  public:
   using Error::Error;
@@ -47,7 +47,7 @@ struct DistributedOptimizerOptions {
   /// kAverage, kSum or kAdasum.
   ReduceOp op = ReduceOp::kAverage;
   /// Sends float32 and float64 gradients as 16 bits; `.grad` keeps its dtype. float32 is cast while
-  /// it is copied into the runtime's buffer, so that no extra copy of the tensor is needed (see
+  /// it is copied into the runtime's buffer, so no extra copy of the tensor is needed (see
   /// hvd::Allreduce::compression).
   Compression compression = Compression::kNone;
   /// Number of backward passes whose gradients add up before they are reduced.

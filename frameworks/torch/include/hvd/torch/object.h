@@ -331,7 +331,7 @@ template <class K, class V, class H, class E, class A>
 struct ObjectCodec<std::unordered_map<K, V, H, E, A>>
     : MapCodec<std::unordered_map<K, V, H, E, A>> {};
 
-// Used for trivially copyable element types too, so that an optional of a view does not compile.
+// Used for trivially copyable element types too, so an optional of a view does not compile.
 template <class T>
 struct ObjectCodec<std::optional<T>> {
   static void write(ObjectWriter& writer, const std::optional<T>& value) {

@@ -75,8 +75,8 @@ class StateDict {
 struct SaveSafetensorsOptions {
   /// Texts that are stored in the file. Python's `transformers` expects the default.
   std::map<std::string, std::string> metadata = {{"format", "pt"}};
-  /// true: the file is on the disk when the call returns. false: it is in the page cache, so that
-  /// it survives a crash of the process but not of the system.
+  /// true: the file is on the disk when the call returns. false: it is in the page cache, so it
+  /// survives a crash of the process but not of the system.
   bool durable = true;
 };
 

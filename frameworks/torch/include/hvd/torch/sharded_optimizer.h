@@ -49,7 +49,7 @@ struct ShardedOptimizerOptions {
   bool sparse_as_dense = false;
   ProcessSet process_set = {};
   /// The ranks also compare the options of the parameter groups, bit for bit. Each rank updates a
-  /// part of the parameters, so that parameters stay equal even if the options differ.
+  /// part of the parameters, so parameters stay equal even if the options differ.
   std::optional<int> check_every = std::nullopt;
   std::vector<std::vector<std::string>> groups = {};
   /// Each rank uses its own part of the gradients that the hook returns.
