@@ -195,7 +195,7 @@ void ControlRouter::pass_down(const wire::Plan& plan) {
 
 void ControlRouter::on_applied(const wire::Plan& plan) {
   last_plan_at_ = time_.now();
-  watch_.on_message_from(0);  // also when another rank has passed the plan on
+  watch_.on_message_from(0);  // even when another rank has passed the plan on
   if (aggregator_) aggregator_->apply(plan);
   counters_.plans_applied.add(1);
 }

@@ -46,7 +46,7 @@ class SteadyState {
   /// The number of batches in the schedule.
   std::size_t batches() const noexcept { return schedule_.batches(); }
   std::uint64_t position() const noexcept { return schedule_.position(); }
-  /// Batches run since begin(), also after the replay was left.
+  /// Batches run since begin(), even after the replay was left.
   std::uint64_t batches_run() const noexcept { return schedule_.batches_run(); }
 
   /// Starts the replay of this schedule, which every rank repeats from now on. @pre !repeating(),

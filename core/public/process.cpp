@@ -214,7 +214,7 @@ void leave_at_exit() {
   }
 }
 
-// Makes each line appear as soon as it is printed under hvdrun, also in a pipe. This runs before
+// Makes each line appear as soon as it is printed under hvdrun, even in a pipe. This runs before
 // main(), because the buffering must be set before the first output; a program may call setvbuf()
 // itself.
 [[gnu::constructor]] void buffer_stdout_by_line() {

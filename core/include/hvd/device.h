@@ -45,7 +45,7 @@ void wait_for_event(void* stream, const EventPtr& event);
 /// the device still runs. A program that is to survive the loss of a rank therefore calls this
 /// before work that cannot be undone, such as an optimizer's step. Returns at once for a null
 /// event.
-/// @throws the cause of failure, also if the event was reached; NotInitializedError.
+/// @throws the cause of failure, even if the event was reached; NotInitializedError.
 void wait_on_host(const EventPtr& event);
 
 /// Memory of a GPU from a framework's allocator.

@@ -40,7 +40,7 @@ void shutdown();
 /// @param cause a text such as "train.py:12: ValueError: the data set is empty"
 void fail(std::string_view cause) noexcept;
 
-/// True between init() and shutdown(), also after the runtime has failed. Thread-safe.
+/// True between init() and shutdown(), even after the runtime has failed. Thread-safe.
 bool is_initialized() noexcept;
 
 /// @name Ranks and sizes

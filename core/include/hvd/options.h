@@ -50,9 +50,9 @@ struct Options {
   /// by default no trace is written.
   std::optional<std::string> timeline_path = {};
   /// How the ranks find each other: "tcp://HOST:PORT", which rank 0 serves; "file:///path", in a
-  /// folder that all ranks can write to; "env://", as torchrun sets it; "mpi://". HVD_INIT_METHOD;
-  /// default, also if it is empty: MPI if its launcher has started this process, "env://" if
-  /// torchrun has, else a job of one rank. See docs/launching.md.
+  /// folder that all ranks can write to; "env://", as torchrun sets it; "mpi://". HVD_INIT_METHOD.
+  /// If it is unset or empty: MPI if its launcher has started this process, "env://" if torchrun
+  /// has, else a job of one rank. See docs/launching.md.
   std::optional<std::string> init_method = {};
   /// The rank of this process, 0 to world_size - 1. HVD_RANK, then RANK. MPI assigns its own ranks.
   std::optional<int> rank = {};

@@ -54,7 +54,7 @@ struct DurableFileOptions {
 };
 
 /// Replaces `path` by a file with the source's bytes. A reader finds the old file or the complete
-/// new one, also after a crash of the process or of the system. The bytes are written to a
+/// new one, even after a crash of the process or of the system. The bytes are written to a
 /// temporary file beside it, which is synced and renamed. Then the folder is synced. After an error
 /// the temporary file is removed and `path` is unchanged, unless syncing the folder has failed.
 /// @throws CheckpointError that names the file and the failed call; exceptions of the source

@@ -23,7 +23,7 @@ std::string error_text(int number) { return std::generic_category().message(numb
 }
 
 /// Opens and maps a whole file. Empty for an empty file, which cannot be mapped.
-/// @param file is set, for the caller to close, also when this throws
+/// @param file is set, for the caller to close, even when this throws
 std::string_view map_file(const std::string& path, int& file) {
   // Opening a pipe without O_NONBLOCK would wait for its writer.
   file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);

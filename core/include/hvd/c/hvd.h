@@ -350,7 +350,7 @@ hvd_status_t hvd_run(const hvd_submission_t* submission, hvd_operation_t** opera
 /// Blocks until the operation is done and returns how it ended; may be called again, with the same
 /// result. Ends in bounded time when a peer is lost.
 hvd_status_t hvd_wait(hvd_operation_t* operation);
-/// Waits for all of them, also after an error; returns the first error in the order of the array.
+/// Waits for all of them, even after an error; returns the first error in the order of the array.
 hvd_status_t hvd_wait_all(hvd_operation_t* const* operations, size_t count);
 /// Blocks until the operation is done, for `timeout_ms` at most. `done` becomes 1 when it is done,
 /// and 0 when the timeout expires first; the operation then continues, and the caller can wait for

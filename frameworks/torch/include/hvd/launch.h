@@ -66,7 +66,7 @@ std::vector<std::string> launch_ranks(const LaunchOptions& options,
 /// need not call it, nor shutdown(). A rank ends without running the parent's exit handlers and
 /// static destructors. It computes with its share of the cores unless OMP_NUM_THREADS is set.
 ///
-/// Blocks until every rank has ended. May be called again. The ranks end with the parent, also when
+/// Blocks until every rank has ended. May be called again. The ranks end with the parent, even when
 /// it is killed. SIGINT (Ctrl-C), SIGTERM and SIGHUP are passed on to the ranks; when they have
 /// ended, the parent receives the signal as it would have without launch(). One thread at a time.
 ///

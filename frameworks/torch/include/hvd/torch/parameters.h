@@ -79,7 +79,7 @@ void broadcast_buffers(const torch::jit::Module& module, int root_rank = 0,
 ///     torch::jit::Module net = torch::jit::load("net.pt");
 ///     torch::optim::AdamW adamw(hvd::parameters_of(net));
 ///
-/// Each parameter occurs once, as in Python's parameters(), also if it has several names (tied
+/// Each parameter occurs once, as in Python's parameters(), even if it has several names (tied
 /// weights). Local.
 /// @throws UsageError for a default-constructed module
 std::vector<torch::Tensor> parameters_of(const torch::jit::Module& module);

@@ -81,7 +81,7 @@ struct SaveSafetensorsOptions {
 };
 
 /// Writes the tensors to a file that Python's `safetensors` reads, byte for byte as its save_file()
-/// and save_model() write it. A reader finds the old file or the complete new one, also after a
+/// and save_model() write it. A reader finds the old file or the complete new one, even after a
 /// crash: the bytes go to `file`.partial, which is then renamed.
 ///
 /// Tensors may be of any shape and strides, on any device, and of the dtypes uint8, int8, int16,

@@ -80,7 +80,7 @@ struct ShardedOptimizerOptions {
 /// torch::save(), torch::load() and broadcast_optimizer_state(). If the same state is loaded into
 /// `optimizer` on every rank, the next step() distributes it.
 ///
-/// After step() `.grad` is undefined, as after zero_grad(), also if a GradScaler skips the step.
+/// After step() `.grad` is undefined, as after zero_grad(), even if a GradScaler skips the step.
 /// Between synchronize() and step() gradients are reduced only where this rank updates, and
 /// backward() throws UsageError, also under no_sync(). Between step() and backward() a parameter
 /// may be given other memory or other strides (a memory format), the same on every rank.
