@@ -82,7 +82,7 @@ def parse(words: list[str]) -> argparse.Namespace:
     options = parser.parse_args(words)
     for option in (*REFUSED, *REFUSED_FLAGS, "--config-file"):
         if getattr(options, option[2:].replace("-", "_")):
-            parser.error(f"{option} is not supported: hvd has neither elastic jobs nor autotuning nor Horovod's files of options")
+            parser.error(f"{option} is not supported: horovodrun has neither elastic jobs nor autotuning nor files of options")
     if not options.check_build and (options.ranks is None or not options.command):
         parser.error("expected -np N and a command")
     return options
