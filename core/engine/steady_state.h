@@ -43,7 +43,6 @@ class SteadyState {
   /// ever replayed.
   bool available() const noexcept { return schedule_.available(); }
   bool repeating() const noexcept { return schedule_.replaying(); }
-  /// The number of batches in the schedule.
   std::size_t batches() const noexcept { return schedule_.batches(); }
   std::uint64_t position() const noexcept { return schedule_.position(); }
   /// Batches run since begin(), even after the replay was left.
@@ -67,7 +66,6 @@ class SteadyState {
   void leave_soon() noexcept { schedule_.leave_soon(); }
   /// Removes and returns the operations of batches that have not started, and drops the executions.
   std::vector<OperationPtr> release_waiting();
-  /// The operations that wait.
   std::vector<OperationPtr> waiting() const;
   bool anything_waits() const noexcept { return waiting_ > 0; }
   /// The executions of the schedule, by number of the batch.

@@ -12,7 +12,7 @@ namespace {
 constexpr std::size_t kLongestPeriod = 2048;
 constexpr std::size_t kMaxHistory = 3 * kLongestPeriod;
 constexpr std::size_t kMaxEarly = 1024;
-constexpr std::uint64_t kFewPeriods = 4;       // periods
+constexpr std::uint64_t kFewPeriods = 4;
 constexpr std::size_t kShortRepetition = 256;  // operations, which may be one operation repeated
 
 }  // namespace

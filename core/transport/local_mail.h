@@ -41,7 +41,6 @@ class LocalMail {
   /// Whether flush() has work.
   bool keeps_messages() const noexcept { return kept_ > 0; }
 
-  /// Whether a ring has a message.
   bool has_message() noexcept { return !peers_.empty() && node_.own_mail_count() != taken_; }
   /// The next message of a ring, if any.
   std::optional<control::Message> pop();

@@ -14,7 +14,6 @@
 
 namespace hvd::libtorch {
 
-/// A file of a checkpoint.
 struct CheckpointFile {
   std::string name;
   FileContents contents;

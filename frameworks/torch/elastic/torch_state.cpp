@@ -129,7 +129,6 @@ Part tensor_part(const std::string& name, const torch::Tensor& tensor, bool copi
               }};
 }
 
-/// An item of a TrainingState.
 Part item_part(const TrainingState::Entry& entry) {
   const auto item = entry.item;
   const auto bytes = std::make_shared<std::string>();

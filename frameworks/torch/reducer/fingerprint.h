@@ -36,7 +36,6 @@ torch::Tensor gpu_projections(std::span<const torch::Tensor> tensors);
 /// Whether the least and the largest fingerprint of all ranks are too far apart.
 bool differ(std::int64_t least, std::int64_t largest, Comparison comparison);
 
-/// A hash of all lines.
 std::int64_t hash_of(const std::vector<std::string>& lines);
 
 }  // namespace hvd::libtorch

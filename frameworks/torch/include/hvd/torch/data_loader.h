@@ -113,7 +113,6 @@ class LoaderProgress {
   std::size_t batches_left() const noexcept;
   /// This rank's unused samples of the current epoch, in order.
   std::vector<std::size_t> samples() const;
-  /// Samples in an epoch.
   std::size_t samples_per_epoch() const noexcept { return dataset_size_; }
   /// The next batch, which use_batch() has not counted yet.
   BatchPlace next_batch() const;
