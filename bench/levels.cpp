@@ -230,8 +230,7 @@ class LevelsMatch {
   /// Runs each contender once, and compares its model with that of the loop, which is the first
   /// contender, and with those of the other ranks.
   void check() {
-    constexpr double kTolerance =
-        0.01;  // as a part of the distance by which the loop has moved the parameters
+    constexpr double kTolerance = 0.01;  // as a part of the change of the parameters by the loop
     std::vector<at::Tensor> expected;
     for (LevelContender& contender : contenders_) {
       start_and_run(contender);

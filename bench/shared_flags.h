@@ -15,8 +15,7 @@ namespace hvd::bench {
 struct CoreDistance {
   double round_trip_ns = std::numeric_limits<double>::quiet_NaN();   ///< of a flag
   double write_gb_per_s = std::numeric_limits<double>::quiet_NaN();  ///< into cache lines of rank 1
-  double read_gb_per_s =
-      std::numeric_limits<double>::quiet_NaN();  ///< of data that rank 0 has written
+  double read_gb_per_s = std::numeric_limits<double>::quiet_NaN();   ///< of what rank 0 has written
 };
 
 Json to_json(const CoreDistance&);

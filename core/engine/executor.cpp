@@ -291,8 +291,8 @@ void Executor::begin(ChannelQueue& queue, Execution& execution) {
 
 void Executor::launch(ChannelQueue& queue, Execution& execution) {
   const Batch& batch = execution.batch();
-  execution.state_ =
-      ExecutionState::kUnderWay;  // set first, because a launch that fails may have begun
+  // Set first, because a launch that fails may have begun.
+  execution.state_ = ExecutionState::kUnderWay;
   if (batch.exchanges_rows()) {
     execution.work_ = launch_alltoall(queue, batch);
   } else if (staged(batch)) {

@@ -74,7 +74,8 @@ class PointToPoint {
   /// Removes and returns all operations, for the end of the job.
   std::vector<OperationPtr> release_all();
 
-  /// Whether no message of an earlier call precedes a new message with this key. @pre !active()
+  /// Whether no message of an earlier call precedes a new message with this key.
+  /// @pre !active()
   bool awaits_nothing(int process_set, std::int64_t tag) const {
     HVD_EXPECT(!active(), "no operation is outstanding");
     return mailboxes_.empty() || !mailboxes_.has({process_set, {}, tag});
@@ -216,13 +217,12 @@ class PointToPoint {
   std::map<int, Stream> streams_;               ///< by rank
   /// For messages from each rank; null: there is no memory for it.
   std::map<int, std::unique_ptr<MessageWindow>> windows_;
-  std::set<std::uint64_t> device_recvs_;  ///< matched recvs whose tensors are on the GPU
-  std::optional<TimePoint>
-      next_device_check_;  ///< the next poll of the device, if operations wait for it
+  std::set<std::uint64_t> device_recvs_;        ///< matched recvs whose tensors are on the GPU
+  std::optional<TimePoint> next_device_check_;  ///< empty: no operation waits for the device
   bool awaits_device_ = false;
-  std::optional<TimePoint>
-      device_waits_since_;  ///< since when no message has moved while some wait for the device
-  int last_stream_ = -1;    ///< the rank that was last served
+  /// The time since which no message has moved while some wait for the device.
+  std::optional<TimePoint> device_waits_since_;
+  int last_stream_ = -1;               ///< the rank that was last served
   std::optional<TimePoint> deadline_;  ///< of the next step of a wait
   bool leaving_ = false;
   bool awaits_offers_ = false;

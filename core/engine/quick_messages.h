@@ -30,8 +30,8 @@ class QuickMessages {
   /// @param step drives the engine while the receiver takes long to read the message. @return
   /// whether the engine still runs
   /// @return whether the receiver has the message; if not, it will not get the message, or the
-  /// engine has failed @pre accepts(), it is a send, and no earlier send to this rank is
-  /// outstanding
+  /// engine has failed
+  /// @pre accepts(), it is a send, and no earlier send to this rank is outstanding
   bool send(const Message&, const std::function<bool()>& step);
   /// @param interrupted whether the wait has to end now
   /// @return the source of the message, if one has been received

@@ -37,8 +37,8 @@ class Staging {
   /// Allocates the outputs whose size has been agreed on, and takes the buffers.
   /// @return the input of launch() once the batch is packed; valid until unstage() or abandon().
   /// The input's `input_ready` makes the collective wait for the packing on the device. @throws
-  /// hvd::Error for an output of the wrong size, or a failing device @pre empty, and ready() for
-  /// this batch, which has data to move and does not exchange rows
+  /// hvd::Error for an output of the wrong size, or a failing device
+  /// @pre empty, and ready() for this batch, which has data to move and does not exchange rows
   virtual const Staged& stage(const Batch&) = 0;
   /// Packs about kBytesPerCall of a batch that passes through a buffer. @return true when the batch
   /// is packed, after which it is not called again. @pre this batch is staged (unchecked: the

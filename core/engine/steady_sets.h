@@ -18,9 +18,11 @@ namespace hvd::runtime {
 /// An operation waits in the replay of its set if it has a place there. An operation without a
 /// place makes this rank leave, and is held until it has left:
 ///
-/// | operation | held while it repeats | | --- | --- | | an operation of a set | the schedule of
-/// that set | | of a set, on a GPU | also that of all ranks: batches on a GPU run in one order | |
-/// join, change of process sets; any operation in a job of several hosts | any schedule |
+/// | operation | held while it repeats |
+/// | --- | --- |
+/// | of a set | the schedule of that set |
+/// | of a set, on a GPU | also that of all ranks: batches on a GPU run in one order |
+/// | join, change of process sets; any operation in a job of several hosts | any schedule |
 ///
 /// Not thread-safe: used by the thread that drives the engine. Errors of the transport and of a
 /// backend are passed on as hvd::Error; the engine fails with them.

@@ -16,14 +16,14 @@
 
 namespace hvd::control {
 
-// Note [Meaning of a slot] A rank's report refers to cache slots as they were after the last plan
-// that the rank had applied. Later plans may have put other responses into these slots. Therefore
-// each report carries the sequence number of that plan, and a cache keeps a displaced response
-// until no report can refer to it any more. The coordinator keeps it until every rank has applied
-// the plan that displaced it; the other ranks keep it for a number of plans. A hit is therefore
-// always interpreted correctly, without an acknowledgement or a second round. A rank that has
-// nothing to report still acknowledges plans from time to time (Negotiator), which bounds this
-// memory.
+// Note [Meaning of a slot]
+// A rank's report refers to cache slots as they were after the last plan that the rank had applied.
+// Later plans may have put other responses into these slots. Therefore each report carries the
+// sequence number of that plan, and a cache keeps a displaced response until no report can refer to
+// it any more. The coordinator keeps it until every rank has applied the plan that displaced it;
+// the other ranks keep it for a number of plans. A hit is therefore always interpreted correctly,
+// without an acknowledgement or a second round. A rank that has nothing to report still
+// acknowledges plans from time to time (Negotiator), which bounds this memory.
 
 /// The last response for each tensor, so that a rank requests it again with one bit.
 ///

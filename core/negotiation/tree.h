@@ -21,7 +21,8 @@ bool needs_tree(const Topology&, int radix) noexcept;
 /// The place of `rank` in the tree. It depends only on the topology and the radix, so all ranks
 /// agree. No rank has more than `radix` children. The lowest rank of a host is its leader, and the
 /// others are below it. The leaders form a tree in the order of the hosts, so only leaders exchange
-/// messages between hosts. @pre radix >= 2
+/// messages between hosts.
+/// @pre radix >= 2
 TreePlace place_in_tree(const Topology&, int rank, int radix);
 
 /// The parent of each rank; -1 for rank 0.

@@ -15,11 +15,12 @@
 #include "transport/mpi/call_watch.h"
 #include "transport/mpi/finalize_watch.h"
 
-// Note [SIGPIPE] When the process at the other end of a connection dies, Open MPI may write to the
-// connection once more. The default action of SIGPIPE would then end this process, so a healthy
-// rank would die silently because another one did. With any handler the write returns an error
-// instead. This handler is empty; SIG_IGN would be inherited by programs that this one starts. A
-// handler of the program's own is kept.
+// Note [SIGPIPE]
+// When the process at the other end of a connection dies, Open MPI may write to the connection once
+// more. The default action of SIGPIPE would then end this process, so a healthy rank would die
+// silently because another one did. With any handler the write returns an error instead. This
+// handler is empty; SIG_IGN would be inherited by programs that this one starts. A handler of the
+// program's own is kept.
 
 namespace hvd::mpi {
 namespace {

@@ -20,13 +20,14 @@
 #include "base/log.h"
 #include "transport/ucx/ucx_shortage.h"
 
-// Note [UCX's descriptors] UCX opens its sockets without SOCK_CLOEXEC, and has no setting for it. A
-// program that a rank starts would keep the rank's connections open, so other hosts would not
-// detect the end of the rank. A later fcntl() does not help: UCX's own thread accepts connections
-// at any time, and another thread may start a program between the two calls. Therefore the calls of
-// UCX's libraries to functions that open descriptors are redirected to the functions below, by
-// changing entries of the libraries' global offset tables. UCX itself uses this method on other
-// libraries for UCX_MEM_EVENTS. Calls of other libraries are not affected.
+// Note [UCX's descriptors]
+// UCX opens its sockets without SOCK_CLOEXEC, and has no setting for it. A program that a rank
+// starts would keep the rank's connections open, so other hosts would not detect the end of the
+// rank. A later fcntl() does not help: UCX's own thread accepts connections at any time, and
+// another thread may start a program between the two calls. Therefore the calls of UCX's libraries
+// to functions that open descriptors are redirected to the functions below, by changing entries of
+// the libraries' global offset tables. UCX itself uses this method on other libraries for
+// UCX_MEM_EVENTS. Calls of other libraries are not affected.
 
 namespace hvd::ucx {
 namespace {

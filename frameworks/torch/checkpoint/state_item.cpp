@@ -381,8 +381,7 @@ std::size_t GeneratorItem::state_size() const {
 }
 
 std::uint64_t GeneratorItem::seed_for(std::string_view bytes, int rank) {
-  constexpr std::uint64_t kGamma =
-      0x9E3779B97F4A7C15U;  // the number that mix() adds to its argument
+  constexpr std::uint64_t kGamma = 0x9E3779B97F4A7C15U;  // mix() adds it to its argument
   return mix((static_cast<std::uint64_t>(crc32(bytes)) << 32) +
              (static_cast<std::uint64_t>(rank) - 1) * kGamma);
 }

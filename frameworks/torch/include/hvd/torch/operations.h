@@ -134,14 +134,15 @@ torch::Tensor reduce_(torch::Tensor tensor, int root_rank, const AllreduceOption
 
 /// @}
 
-/// @name Into a tensor of the caller These calls return `output`. It must be dense and contiguous,
-/// and have the result's shape and the input's dtype and device; otherwise they throw UsageError.
-/// It must not share memory with the input, with three exceptions. For allreduce, reduce and
-/// broadcast it may be the input. For reducescatter it may be the rows of the input that this rank
-/// gets. For allgather the input may be this rank's rows of the output. reduce_into() and
-/// gather_into() use only the output of the root or destination; on the other ranks `output` may be
-/// undefined and does not change. Not differentiable: an input that requires grad while grad mode
-/// is on is a UsageError. Autograd does not record the write, but the output's version increases.
+/// @name Into a tensor of the caller
+/// These calls return `output`. It must be dense and contiguous, and have the result's shape and
+/// the input's dtype and device; otherwise they throw UsageError. It must not share memory with the
+/// input, with three exceptions. For allreduce, reduce and broadcast it may be the input. For
+/// reducescatter it may be the rows of the input that this rank gets. For allgather the input may
+/// be this rank's rows of the output. reduce_into() and gather_into() use only the output of the
+/// root or destination; on the other ranks `output` may be undefined and does not change. Not
+/// differentiable: an input that requires grad while grad mode is on is a UsageError. Autograd does
+/// not record the write, but the output's version increases.
 ///
 /// The number of rows that allgather_into(), alltoall_into() and gather_into() receive is known
 /// only when all ranks have made the call. If the output has another shape, this rank's wait throws
