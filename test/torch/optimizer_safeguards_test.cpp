@@ -391,9 +391,11 @@ TEST(CreateGraph, IsRefusedUnlessUnderNoSync) {
       const auto guard = optimizer.no_sync();
       loss.backward({}, true, true);
     }
-    EXPECT_TRUE(net->fc2->bias.grad().requires_grad());
+    const torch::Tensor held = net->fc2->bias.grad();
+    EXPECT_TRUE(held.requires_grad());
     EXPECT_TRUE(contains(message_of<UsageError>([&] { optimizer.step(); }), "detach_()"));
     optimizer.zero_grad();
+    EXPECT_FALSE(held.requires_grad()) << "zero_grad() detaches a gradient that has a graph";
     loss.backward();
     optimizer.step();
   }

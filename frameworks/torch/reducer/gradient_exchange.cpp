@@ -14,6 +14,7 @@
 #include "hvd/torch/handle.h"
 #include "hvd/torch/operations.h"
 #include "operations/agreement.h"
+#include "reducer/guarded_gradient.h"
 #include "reducer/reduced_parameter.h"
 #include "tensors/device_order.h"
 
@@ -276,6 +277,7 @@ void GradientExchange::scale_results(double factor) {
 }
 
 void GradientExchange::complete() {
+  const torch::NoGradGuard no_grad;
   hooked_.finish();
   scale_results(weights_.factor());
   for (const std::size_t i : readiness_.submitted()) parameters_[i].complete(flags_.used(i));
@@ -294,6 +296,7 @@ void GradientExchange::drop_results() {
 
 void GradientExchange::end_cycle() {
   TORCH_INTERNAL_ASSERT_DEBUG_ONLY(over());
+  const torch::NoGradGuard no_grad;
   for (ReducedParameter& parameter : parameters_) parameter.end_cycle();
   for (const GradientUnit& unit : units_.all()) {
     if (unit.bucket && unit.bucket->gathers()) unit.bucket->release_gradients(completed_);

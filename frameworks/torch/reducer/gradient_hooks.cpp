@@ -20,44 +20,57 @@ auto guarded(const Call& call) {
   }
 }
 
-/// The state that the two hooks of a parameter share.
-struct ParameterHook {
-  ParameterHook(std::shared_ptr<const GradientHooks::Functions> shared, std::size_t number)
-      : functions(std::move(shared)), parameter(number) {}
-
-  const std::shared_ptr<const GradientHooks::Functions> functions;
-  const std::size_t parameter;
-  /// The last gradient was taken before the accumulation. Two threads may reach the parameter.
-  std::atomic<bool> taken = false;
+/// What the hooks of all parameters share.
+struct HookState {
+  const GradientHooks::Before before;
+  const GradientHooks::After after;
+  /// For each parameter: whether its last gradient was taken before the accumulation. Two threads
+  /// may reach a parameter.
+  std::vector<std::atomic<bool>> taken;
 };
 
 class BeforeHook final : public torch::autograd::FunctionPreHook {
  public:
-  explicit BeforeHook(std::shared_ptr<ParameterHook> hook) : hook_(std::move(hook)) {}
+  BeforeHook(std::shared_ptr<HookState> state, std::size_t parameter)
+      : state_(std::move(state)), parameter_(parameter) {}
   variable_list operator()(const variable_list& gradients) override {
     using Next = GradientHooks::Next;
-    const Next next =
-        guarded([&] { return hook_->functions->before(hook_->parameter, gradients); });
-    hook_->taken.store(next == Next::kTaken, std::memory_order_relaxed);
+    const Next next = guarded([&] { return state_->before(parameter_, gradients); });
+    state_->taken[parameter_].store(next == Next::kTaken, std::memory_order_relaxed);
     return next == Next::kAdd ? gradients : variable_list(gradients.size());
   }
 
  private:
-  const std::shared_ptr<ParameterHook> hook_;
+  const std::shared_ptr<HookState> state_;
+  const std::size_t parameter_;
 };
 
 class AfterHook final : public torch::autograd::FunctionPostHook {
  public:
-  explicit AfterHook(std::shared_ptr<ParameterHook> hook) : hook_(std::move(hook)) {}
+  AfterHook(std::shared_ptr<HookState> state, std::size_t parameter)
+      : state_(std::move(state)), parameter_(parameter) {}
   variable_list operator()(const variable_list& outputs, const variable_list& gradients) override {
-    if (!hook_->taken.load(std::memory_order_relaxed))
-      guarded([&] { hook_->functions->after(hook_->parameter, gradients); });
+    if (!state_->taken[parameter_].load(std::memory_order_relaxed))
+      guarded([&] { state_->after(parameter_, gradients); });
     return outputs;
   }
 
  private:
-  const std::shared_ptr<ParameterHook> hook_;
+  const std::shared_ptr<HookState> state_;
+  const std::size_t parameter_;
 };
+
+/// The parameter's accumulator, without a reference to it. Null if there is none.
+/// try_get_grad_accumulator() counts a reference, which costs more than the comparison.
+const torch::autograd::Node* accumulator_of(const torch::Tensor& parameter) {
+  const auto* const meta = torch::autograd::impl::get_autograd_meta(parameter);
+  if (meta == nullptr) return nullptr;
+  if constexpr (requires { meta->grad_accumulator_._unsafe_get_target(); }) {
+    return meta->grad_accumulator_._unsafe_get_target();
+  } else {
+    return torch::autograd::impl::try_get_grad_accumulator(parameter).get();
+  }
+}
 
 /// Older LibTorch cannot remove a post hook.
 template <class Node>
@@ -76,8 +89,7 @@ GradientHooks::GradientHooks(const std::vector<torch::Tensor>& parameters) {
 /// Module::to() with another dtype replaces a parameter's accumulator.
 bool GradientHooks::missing(const Hooked& hooked) {
   return hooked.parameter.requires_grad() &&
-         (!hooked.accumulator ||
-          torch::autograd::impl::try_get_grad_accumulator(hooked.parameter) != hooked.accumulator);
+         (!hooked.accumulator || accumulator_of(hooked.parameter) != hooked.accumulator.get());
 }
 
 bool GradientHooks::complete() const {
@@ -98,19 +110,18 @@ bool GradientHooks::alone(std::size_t parameter) const {
 }
 
 void GradientHooks::install(Before before, After after) {
-  const auto functions =
-      std::make_shared<const Functions>(Functions{std::move(before), std::move(after)});
+  const auto state = std::make_shared<HookState>(HookState{
+      std::move(before), std::move(after), std::vector<std::atomic<bool>>(parameters_.size())});
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     Hooked& hooked = parameters_[i];
     if (!missing(hooked)) continue;
     unhook(hooked);
     hooked.accumulator = torch::autograd::impl::grad_accumulator(hooked.parameter);
-    const auto hook = std::make_shared<ParameterHook>(functions, i);
-    auto pre_hook = std::make_unique<BeforeHook>(hook);
+    auto pre_hook = std::make_unique<BeforeHook>(state, i);
     hooked.pre_hook = pre_hook.get();
     hooked.accumulator->add_pre_hook(std::move(pre_hook));
-    if (functions->after)
-      hooked.post_hook = hooked.accumulator->add_post_hook(std::make_unique<AfterHook>(hook));
+    if (state->after)
+      hooked.post_hook = hooked.accumulator->add_post_hook(std::make_unique<AfterHook>(state, i));
   }
 }
 

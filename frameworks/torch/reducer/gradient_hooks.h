@@ -31,10 +31,6 @@ class GradientHooks {
   using After = std::function<void(std::size_t, const torch::autograd::variable_list&)>;
   /// Called before autograd adds to `.grad`, with the number of the parameter and the summands.
   using Before = std::function<Next(std::size_t, const torch::autograd::variable_list&)>;
-  struct Functions {
-    Before before;
-    After after;
-  };
   /// See set_gradient_error_handler(). May be null.
   static std::atomic<void (*)()> error_handler;
 

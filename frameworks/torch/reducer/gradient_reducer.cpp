@@ -7,6 +7,7 @@
 #include "hvd/error.h"
 #include "hvd/torch/distributed_optimizer.h"
 #include "operations/membership.h"
+#include "reducer/prefetch.h"
 #include "tensors/device_order.h"
 #include "tensors/tensor_adapter.h"
 
@@ -194,7 +195,7 @@ GradientHooks::Next GradientReducer::before_accumulate(std::size_t index,
   const bool only_pass = readiness_.passes_per_step() == 1 && no_sync_depth_->load() == 0;
   if (!only_pass || !hooks_.alone(index) || !parameter.take(gradients.front()))
     return GradientHooks::Next::kAdd;
-  after_accumulate(index, gradients);
+  finish_pass(index, gradients, /*placed=*/true);
   return GradientHooks::Next::kTaken;
 }
 
@@ -232,13 +233,17 @@ void GradientReducer::keep_results() {
 }
 
 void GradientReducer::after_accumulate(std::size_t index, const variable_list& gradients) {
+  finish_pass(index, gradients, /*placed=*/false);
+}
+
+void GradientReducer::finish_pass(std::size_t index, const variable_list& gradients, bool placed) {
   readiness_.set_reduced(false);
   reached_ = true;
   parameters_[index].record_pass();
   if (no_sync_depth_->load() > 0) return;
   if (!readiness_.count_pass(index)) return;
   try {
-    prepare_gradient(index, gradients);
+    prepare_gradient(index, gradients, placed);
     // Until the ranks have compared their parameters, another rank might not have this parameter.
     const std::size_t unit = readiness_.unit_of(index);
     // Weighted gradients cannot be sent until the ranks have agreed on a reference.
@@ -254,17 +259,20 @@ void GradientReducer::after_accumulate(std::size_t index, const variable_list& g
 }
 
 /// The tensors of a large model have left the cache since the last step. Loads those of the next
-/// gradient while autograd computes it.
+/// gradients in stages while autograd computes them, because each stage follows pointers that the
+/// stage before has loaded.
 void GradientReducer::prefetch_next(std::size_t unit) const noexcept {
-  if (const auto next = readiness_.likely_next(unit, 0)) parameters_[*next].prefetch();
-  if (const auto later = readiness_.likely_next(unit, 1)) {
-    const auto* const begin = reinterpret_cast<const char*>(&parameters_[*later]);
+  if (const auto next = readiness_.likely_next(unit, 0)) parameters_[*next].prefetch_memory();
+  if (const auto second = readiness_.likely_next(unit, 1)) parameters_[*second].prefetch();
+  if (const auto third = readiness_.likely_next(unit, 2)) {
+    const auto* const begin = reinterpret_cast<const char*>(&parameters_[*third]);
     __builtin_prefetch(begin);
-    __builtin_prefetch(begin + 64);
+    __builtin_prefetch(begin + kCacheLine);
   }
 }
 
-void GradientReducer::prepare_gradient(std::size_t index, const variable_list& gradients) {
+void GradientReducer::prepare_gradient(std::size_t index, const variable_list& gradients,
+                                       bool placed) {
   ReducedParameter& parameter = parameters_[index];
   if (!readiness_.in_cycle() && units_.follow_parameters()) readiness_.set_units(units_.members());
   units_[readiness_.unit_of(index)].stream.follow(parameter.tensor());
@@ -272,14 +280,14 @@ void GradientReducer::prepare_gradient(std::size_t index, const variable_list& g
   if (how_.error_if_nonfinite) finite_.inspect(index, parameter.tensor().grad());
   if (weights_.weighted() && weights_.agreed())
     parameter.weigh(weights_.current(), weights_.reference());
-  if (parameter.view().defined()) {
-    parameter.place(how_);
-  } else {
+  if (!parameter.view().defined()) {
     parameter.detect_sharing(gradients);
+  } else if (!placed) {
+    parameter.place(how_);
   }
   parameter.guard();
   readiness_.mark_ready(index, agreement_.waits_for_layout(parameter));
-  if (!witness_ && parameter.had_gradient()) witness_ = index;
+  if (!first_with_gradient_ && parameter.had_gradient()) first_with_gradient_ = index;
 }
 
 /// Refuses a gradient during the capture of a graph, because it could not be submitted later.
@@ -323,7 +331,9 @@ void GradientReducer::raise_if_nonfinite() {
 }
 
 /// Programs reset all gradients at once, so one gradient represents all.
-bool GradientReducer::was_reset() const { return witness_ && parameters_[*witness_].was_reset(); }
+bool GradientReducer::was_reset() const {
+  return first_with_gradient_ && parameters_[*first_with_gradient_].was_reset();
+}
 
 /// Ends the cycle of a set of one rank. @return false, without an effect, if a gradient is not
 /// dense
@@ -466,7 +476,7 @@ void GradientReducer::end_cycle() {
   weights_.end_cycle();
   finite_.end_cycle();
   if (single_rank_passes_) single_rank_passes_->end_cycle();
-  witness_.reset();
+  first_with_gradient_.reset();
   reached_ = false;
 }
 

@@ -157,7 +157,10 @@ class GradientReducer {
   void refuse_create_graph(const ReducedParameter& parameter) const;
   void refuse_capture(const ReducedParameter& parameter) const;
   void prefetch_next(std::size_t unit) const noexcept;
-  void prepare_gradient(std::size_t index, const torch::autograd::variable_list& gradients);
+  /// @param placed take() has copied the gradient into its bucket
+  void finish_pass(std::size_t index, const torch::autograd::variable_list& gradients, bool placed);
+  void prepare_gradient(std::size_t index, const torch::autograd::variable_list& gradients,
+                        bool placed);
   void submit_rest();
   bool was_reset() const;
   void refuse_scattered(const ReducedParameter& parameter) const;
@@ -185,9 +188,10 @@ class GradientReducer {
   GradientExchange exchange_;
   /// Not null: see skip_reduction().
   std::shared_ptr<SingleRankPasses> single_rank_passes_;
-  std::optional<std::size_t> witness_;  ///< first parameter of this cycle that had a gradient
-  bool reached_ = false;    ///< a backward pass has run since the last cycle, even under no_sync()
-  bool scattered_ = false;  ///< gradients are reduced only where this rank updates
+  std::optional<std::size_t>
+      first_with_gradient_;  ///< first parameter of this cycle that had a gradient
+  bool reached_ = false;     ///< a backward pass has run since the last cycle, even under no_sync()
+  bool scattered_ = false;   ///< gradients are reduced only where this rank updates
   std::optional<double> restored_reference_;  ///< see restore_reference()
   int dropped_in_a_row_ = 0;                  ///< number of cycles
   bool warned_without_gradients_ = false;

@@ -14,6 +14,7 @@
 #include "hvd/memory.h"
 #include "operations/membership.h"
 #include "reducer/bucket_plan.h"
+#include "reducer/guarded_gradient.h"
 #include "reducer/reduced_parameter.h"
 #include "tensors/tensor_adapter.h"
 
@@ -300,7 +301,7 @@ GradientBucket::GradientBucket(std::string name, const GradientReduction& how,
                          : reduction_in_place(std::move(name), how, std::move(all));
   if (scatters)
     first_own_row_ = rows_at(elements_, how.process_set.size(), how.process_set.rank()).begin;
-  submission_.alone = bytes >= kWorthACallOfItsOwn;
+  submission_.alone = bytes >= kMinUnfusedBytes;
   parameters.front().is_cuda() ? begin_gathering() : lay_out(parameters, bytes);
 }
 

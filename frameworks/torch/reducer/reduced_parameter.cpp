@@ -1,6 +1,6 @@
 #include "reducer/reduced_parameter.h"
 
-#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <array>
@@ -12,6 +12,8 @@
 #include "hvd/error.h"
 #include "hvd/hvd.h"
 #include "hvd/memory.h"
+#include "reducer/guarded_gradient.h"
+#include "reducer/prefetch.h"
 #include "tensors/device_order.h"
 
 namespace hvd::libtorch {
@@ -99,7 +101,8 @@ bool same_bytes(const torch::Tensor& a, const torch::Tensor& b) {
 }
 
 std::uint32_t version_of(const torch::Tensor& tensor) {
-  return tensor.is_inference() ? 0 : static_cast<std::uint32_t>(tensor._version());
+  return tensor.is_inference() ? 0
+                               : tensor.unsafeGetTensorImpl()->version_counter().current_version();
 }
 
 }  // namespace
@@ -127,7 +130,7 @@ void ReducedParameter::guard() {
       gradient = GuardedGradient::of(gradient);
     }
     GuardedGradient::find(gradient)->guard(*this);
-    version_ = gradient._version();
+    version_ = version_of(gradient);
   } else {
     return;
   }
@@ -142,7 +145,7 @@ bool ReducedParameter::release() noexcept {
   bool touched = gradient.defined() && !gradient.is_same(expected());
   if (GuardedGradient* const guard = GuardedGradient::find(guarded_)) {
     guard->release();
-    touched = touched || (still_there && guarded_._version() != version_);
+    touched = touched || (still_there && version_of(guarded_) != version_);
     if (still_there && unguarded_.defined()) gradient = unguarded_;
   } else {
     touched = touched || (still_there && !same_bytes(sample_of(guarded_), sample_));
@@ -156,7 +159,7 @@ bool ReducedParameter::release() noexcept {
 // gradients: the summand itself, and its base if only the summand is a view of it (the gradient of
 // a Linear's weight is computed transposed).
 void ReducedParameter::detect_sharing(at::TensorList known) {
-  const torch::Tensor& gradient = parameter_.grad();
+  const torch::Tensor& gradient = this->gradient();
   shared_ = false;
   if (!gradient.defined() || !gradient.has_storage()) return;
   std::size_t explained = 1;
@@ -173,7 +176,7 @@ void ReducedParameter::detect_sharing(at::TensorList known) {
 SparseDims ReducedParameter::own_layout() const {
   // `.grad` may have been reset since it was sent.
   if (sent_.defined()) return sent_.layout() == torch::kSparse ? sent_.sparse_dim() : 0;
-  const torch::Tensor& gradient = parameter_.grad();
+  const torch::Tensor& gradient = this->gradient();
   if (!gradient.defined()) return std::nullopt;
   return gradient.layout() == torch::kSparse ? gradient.sparse_dim() : 0;
 }
@@ -203,11 +206,11 @@ void ReducedParameter::choose_layout(const GradientReduction& how) {
 void ReducedParameter::check_gradient(const GradientReduction& how) {
   if (!has_gradient()) return;
   const Label label{"gradient", label_};
-  refuse_graph(parameter_.grad(), label_);
-  const bool untouched = guarded_.defined() && parameter_.grad().is_same(expected());
+  refuse_graph(gradient(), label_);
+  const bool untouched = guarded_.defined() && gradient().is_same(expected());
   choose_layout(how);
-  if (untouched && !parameter_.grad().is_same(guarded_)) converted_ = parameter_.grad();
-  const torch::Tensor& gradient = parameter_.grad();
+  if (untouched && !gradient().is_same(guarded_)) converted_ = gradient();
+  const torch::Tensor& gradient = this->gradient();
   if (gradient.sizes() != parameter_.sizes()) {
     throw UsageError(label.str() + ": expected shape " + shape_to_string(parameter_.sizes().vec()) +
                      ", got " + shape_to_string(gradient.sizes().vec()));
@@ -223,25 +226,38 @@ bool ReducedParameter::copied_into_view(const torch::Tensor& gradient) const {
       gradient.sizes() != view_.sizes() || gradient.strides() != view_.strides()) {
     return false;
   }
-  if (!gradient.is_same(view_) && gradient.const_data_ptr() != view_.const_data_ptr()) {
-    std::memcpy(view_.mutable_data_ptr(), gradient.const_data_ptr(), gradient.nbytes());
+  if (!gradient.is_same(view_) && gradient.const_data_ptr() != view_memory_) {
+    std::memcpy(view_memory_, gradient.const_data_ptr(), gradient.nbytes());
     mark_written(view_);
   }
   return true;
 }
 
+void ReducedParameter::set_view(torch::Tensor view) {
+  view_ = std::move(view);
+  view_memory_ = view_.defined() ? static_cast<std::byte*>(view_.mutable_data_ptr()) : nullptr;
+}
+
 void ReducedParameter::prefetch() const noexcept {
-  constexpr std::size_t kLine = 64;
-  for (const torch::Tensor* const tensor : {&view_, &parameter_}) {
-    const auto* const begin = reinterpret_cast<const char*>(tensor->unsafeGetTensorImpl());
-    for (std::size_t at = 0; at < sizeof(c10::TensorImpl); at += kLine)
-      __builtin_prefetch(begin + at, /*write=*/1);
-  }
+  for (const torch::Tensor* const tensor : {&view_, &parameter_})
+    prefetch_to_write(tensor->unsafeGetTensorImpl(), sizeof(c10::TensorImpl));
+}
+
+void ReducedParameter::prefetch_memory() const noexcept {
+  // A core has about this many loads under way at once.
+  constexpr std::size_t kMax = 16 * kCacheLine;
+  if (view_memory_ == nullptr) return;
+  const c10::TensorImpl& parameter = *parameter_.unsafeGetTensorImpl();
+  prefetch_to_write(parameter.autograd_meta(), sizeof(torch::autograd::AutogradMeta));
+  prefetch_to_write(view_memory_, std::min(view_.nbytes(), kMax));
+  // A load whose result is not used: the address of the version is private.
+  asm volatile("" : : "r"(version_of(view_)));
 }
 
 bool ReducedParameter::take(const torch::Tensor& gradient) {
   if (!view_.defined() || has_gradient() || !copied_into_view(gradient)) return false;
   parameter_.mutable_grad() = view_;
+  sent_ = view_;
   return true;
 }
 
@@ -295,7 +311,7 @@ void ReducedParameter::place(const GradientReduction& how) {
 
 void ReducedParameter::choose_sent(const GradientReduction& how) {
   check_gradient(how);
-  sent_ = parameter_.grad();
+  sent_ = gradient();
   if (!guarded_.defined()) {
     detect_sharing({});
   } else if (!sent_.is_same(guarded_) && guarded_.layout() == torch::kStrided &&
@@ -365,10 +381,10 @@ Submission ReducedParameter::prepare_dense(const GradientReduction& how) {
   // Compressed gradients go through a buffer in any case.
   const bool compressed =
       std::get<Allreduce>(submission.parameters).compression != Compression::kNone;
-  const std::size_t travelling = compressed ? wire_.nbytes() / 2 : wire_.nbytes();
-  submission.alone = (!compressed && travelling >= kWorthACallOfItsOwn &&
+  const std::size_t sent_bytes = compressed ? wire_.nbytes() / 2 : wire_.nbytes();
+  submission.alone = (!compressed && sent_bytes >= kMinUnfusedBytes &&
                       is_shared(wire_.const_data_ptr(), wire_.nbytes())) ||
-                     (travelling >= kLargeOnOneHost && one_host && wire_.is_cpu());
+                     (sent_bytes >= kLargeOnOneHost && one_host && wire_.is_cpu());
   return submission;
 }
 
@@ -418,7 +434,7 @@ void ReducedParameter::complete_view(bool used) {
 }
 
 void ReducedParameter::complete(bool used) {
-  const torch::NoGradGuard no_grad;
+  TORCH_INTERNAL_ASSERT_DEBUG_ONLY(!torch::GradMode::is_enabled());
   view_.defined() ? complete_view(used) : complete_wire(used);
   add_kept();
   remember_result();
@@ -447,12 +463,12 @@ void ReducedParameter::complete_wire(bool used) {
 }
 
 bool ReducedParameter::holds_result() const {
-  const torch::Tensor& gradient = parameter_.grad();
+  const torch::Tensor& gradient = this->gradient();
   return gradient.defined() && result_._unsafe_get_target() == gradient.unsafeGetTensorImpl();
 }
 
 bool ReducedParameter::holds_untouched_result() const {
-  return holds_result() && version_of(parameter_.grad()) == result_version_;
+  return holds_result() && version_of(gradient()) == result_version_;
 }
 
 void ReducedParameter::keep_result() {
@@ -475,7 +491,7 @@ void ReducedParameter::forget_result() {
 }
 
 void ReducedParameter::remember_result() {
-  const torch::Tensor& gradient = parameter_.grad();
+  const torch::Tensor& gradient = this->gradient();
   result_.reset();
   if (!gradient.defined()) return;
   result_ = decltype(result_)(gradient.getIntrusivePtr());
@@ -483,7 +499,7 @@ void ReducedParameter::remember_result() {
 }
 
 void ReducedParameter::remember_dropped_result() {
-  const torch::Tensor& gradient = parameter_.grad();
+  const torch::Tensor& gradient = this->gradient();
   const torch::Tensor& reduced = view_.defined() ? view_ : wire_;
   if (gradient.defined() && reduced.defined() && gradient.layout() == torch::kStrided &&
       gradient.is_alias_of(reduced))
@@ -536,7 +552,7 @@ torch::Tensor ReducedParameter::dense_wire() const {
 }
 
 void ReducedParameter::end_cycle() {
-  const torch::NoGradGuard no_grad;
+  TORCH_INTERNAL_ASSERT_DEBUG_ONLY(!torch::GradMode::is_enabled());
   unit_.reset();
   reference_ = 0;
   result_factor_ = 1;
@@ -544,45 +560,6 @@ void ReducedParameter::end_cycle() {
   drop();
   had_gradient_ = false;
   add_kept();
-}
-
-torch::Tensor GuardedGradient::of(const torch::Tensor& memory) {
-  torch::Tensor gradient = at::detail::make_tensor<GuardedGradient>(
-      c10::Storage(memory.storage()), memory.key_set(), memory.dtype());
-  gradient.unsafeGetTensorImpl()->set_sizes_and_strides(memory.sizes(), memory.strides(),
-                                                        memory.storage_offset());
-  return gradient;
-}
-
-c10::intrusive_ptr<c10::TensorImpl> GuardedGradient::shallow_copy_and_detach(
-    const c10::VariableVersion& version, bool allow_metadata_change) const {
-  refuse_while_guarded();
-  return TensorImpl::shallow_copy_and_detach(version, allow_metadata_change);
-}
-
-c10::intrusive_ptr<c10::TensorImpl> GuardedGradient::shallow_copy_and_detach(
-    c10::VariableVersion&& version, bool allow_metadata_change) const {
-  refuse_while_guarded();
-  return TensorImpl::shallow_copy_and_detach(std::move(version), allow_metadata_change);
-}
-
-void GuardedGradient::refuse_while_guarded() const {
-  const ReducedParameter* const parameter = guarded_for_.load();
-  if (parameter == nullptr) return;
-  // An operator may make a copy below autograd, as detach() in Module::zero_grad() does, since
-  // writes to it increase the version.
-  if (c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::ADInplaceOrView)) return;
-  throw UsageError(
-      std::string(parameter->wrapper()) + ": data() of the gradient of '" + parameter->name() +
-      "' was called between backward() and step(), while the ranks reduce it "
-      "(clip_grad_norm_(), clip_grad_value_() and the step() of a wrapped optimizer call it); " +
-      right_order(parameter->wrapper()));
-}
-
-std::string right_order(const std::string& wrapper) {
-  return "expected backward(); then synchronize(), or the clip_grad_norm_() or clip_grad_value_() "
-         "of the " +
-         wrapper + ", after which gradients are final; then the step() of the " + wrapper;
 }
 
 }  // namespace hvd::libtorch

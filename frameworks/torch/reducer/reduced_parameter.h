@@ -5,14 +5,12 @@
 #include <c10/util/intrusive_ptr.h>
 #include <torch/types.h>
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
-#include <typeinfo>
 #include <utility>
 #include <vector>
 
@@ -63,7 +61,7 @@ ReduceOp op_of(const GradientReduction& how);
 
 /// Smaller gradients, in bytes, are fused: the copy into a common buffer costs less than another
 /// call of the backend.
-inline constexpr std::size_t kWorthACallOfItsOwn = std::size_t{128} << 10;
+inline constexpr std::size_t kMinUnfusedBytes = std::size_t{128} << 10;
 /// Tensors from this size on, in bytes, are not fused within one host.
 inline constexpr std::size_t kLargeOnOneHost = std::size_t{256} << 10;
 
@@ -79,49 +77,6 @@ Submission reduction_in_place(std::string name, const GradientReduction& how,
 /// Strides of a gradient in a bucket: those of the parameter, or contiguous ones if those have
 /// gaps.
 std::vector<std::int64_t> strides_for(const torch::Tensor& parameter);
-
-class ReducedParameter;
-
-/// A dense gradient whose `data()` throws while it is guarded. LibTorch's clip_grad_norm_() and
-/// clip_grad_value_() and the step() of some optimizers write through `data()`, which no version
-/// counter records. Ordinary operations increase `_version()`.
-///
-/// The guard is thread-safe. Otherwise the same rules as for a tensor apply.
-class GuardedGradient final : public c10::TensorImpl {
- public:
-  GuardedGradient(c10::Storage&& storage, c10::DispatchKeySet keys, caffe2::TypeMeta type)
-      : c10::TensorImpl(std::move(storage), keys, type) {}
-
-  /// Makes another tensor of the same memory. Autograd does not relate the two, so that an
-  /// optimizer may detach it in place.
-  static torch::Tensor of(const torch::Tensor& memory);
-  /// Null for any other tensor.
-  static GuardedGradient* find(const torch::Tensor& gradient) {
-    c10::TensorImpl* const tensor = gradient.unsafeGetTensorImpl();
-    return typeid(*tensor) == typeid(GuardedGradient) ? static_cast<GuardedGradient*>(tensor)
-                                                      : nullptr;
-  }
-
-  /// @param parameter must live until release()
-  void guard(const ReducedParameter& parameter) noexcept {
-    guarded_for_.store(&parameter, std::memory_order_release);
-  }
-  void release() noexcept { guarded_for_.store(nullptr, std::memory_order_release); }
-
-  c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(const c10::VariableVersion& version,
-                                                         bool allow_metadata_change) const override;
-  c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(c10::VariableVersion&& version,
-                                                         bool allow_metadata_change) const override;
-
- private:
-  void refuse_while_guarded() const;
-
-  std::atomic<const ReducedParameter*> guarded_for_ = nullptr;
-};
-
-/// The end of an error message: how to change a gradient between backward() and step().
-/// @param wrapper name of the class that reduces gradients
-std::string right_order(const std::string& wrapper);
 
 /// Number of sparse dimensions of a parameter's gradients, 0 for dense ones; nullopt: unknown.
 using SparseDims = std::optional<std::int64_t>;
@@ -148,7 +103,7 @@ class ReducedParameter {
   const torch::Tensor& tensor() const noexcept { return parameter_; }
   /// Whether the parameter may get a gradient.
   bool active() const { return parameter_.requires_grad(); }
-  bool has_gradient() const { return parameter_.grad().defined(); }
+  bool has_gradient() const { return gradient().defined(); }
   /// Layout of the `.grad` that was sent, or else of the current one.
   SparseDims own_layout() const;
   /// The layout on all ranks, to which gradients are converted. nullopt counts as dense.
@@ -197,15 +152,18 @@ class ReducedParameter {
   /// @throws UsageError for a gradient that cannot be sent.
   std::vector<Submission> prepare(const GradientReduction& how);
   /// Sets the gradient's place in a bucket, which is reduced as a whole. Undefined: no place.
-  void set_view(torch::Tensor view) { view_ = std::move(view); }
+  void set_view(torch::Tensor view);
   const torch::Tensor& view() const noexcept { return view_; }
   /// Begins to load the tensors that take() and guard() touch.
   void prefetch() const noexcept;
+  /// Begins to load what those tensors refer to, the memory of the view for writing. Call it some
+  /// time after prefetch().
+  void prefetch_memory() const noexcept;
   /// Copies a `.grad` that is not in flight into the view, which becomes `.grad`. A `.grad` of
   /// another dtype, layout or shape is left unchanged. @pre there is a view
   void move_to_view();
-  /// Copies the gradient of a pass into the view, which becomes `.grad`. Autograd would make a
-  /// separate tensor, which place() would have to copy.
+  /// Copies the gradient of a pass into the view, which becomes `.grad`, instead of place().
+  /// Autograd would make a separate tensor. A weighted gradient is scaled by a later weigh().
   /// @return false, without an effect, unless `.grad` is undefined and the gradient is small
   bool take(const torch::Tensor& gradient);
   /// Instead of prepare(): copies the current `.grad`, or zeros, into the view, which becomes
@@ -220,16 +178,19 @@ class ReducedParameter {
 
   /// Makes the reduced values the parameter's gradient. @param used whether some rank has had a
   /// gradient. If no rank has, or the gradient was reset after it was sent, `.grad` stays as it is.
+  /// @pre gradients are not recorded (NoGradGuard)
   void complete(bool used);
   /// Instead of complete(), after a reduction whose result is dropped: a gradient that was reduced
   /// in place holds the result nevertheless.
   void remember_dropped_result();
   /// Releases the memory that was reduced.
   void drop();
-  /// Ends the cycle, with or without a result.
+  /// Ends the cycle, with or without a result. @pre gradients are not recorded (NoGradGuard)
   void end_cycle();
 
  private:
+  /// `.grad`. Tensor::grad() also checks for tensors that keep no gradient.
+  const torch::Tensor& gradient() const { return parameter_.unsafeGetTensorImpl()->grad(); }
   void check_gradient(const GradientReduction& how);
   /// `.grad`, unless the program has replaced it. @pre guard()
   const torch::Tensor& expected() const {
@@ -254,6 +215,7 @@ class ReducedParameter {
   // A steady step touches only the first members, which lie in two lines of the cache.
   torch::Tensor parameter_;
   torch::Tensor view_;
+  std::byte* view_memory_ = nullptr;
   torch::Tensor sent_;       ///< `.grad` at prepare() or gather(); undefined for zeros
   torch::Tensor guarded_;    ///< `.grad` from guard() to release()
   torch::Tensor unguarded_;  ///< `.grad` before guard() and after release(), unless it is guarded_

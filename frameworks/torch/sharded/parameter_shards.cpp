@@ -362,7 +362,7 @@ Submission ParameterShards::submission_of(const Gathering& gathering) const {
   };
   submission.keep_alive = keep_alive(elements);
   const bool in_bucket = shards_[gathering.shard].memory.defined();
-  submission.alone = elements.nbytes() >= (in_bucket ? kWorthACallOfItsOwn : kLargeOnOneHost);
+  submission.alone = elements.nbytes() >= (in_bucket ? kMinUnfusedBytes : kLargeOnOneHost);
   return submission;
 }
 

@@ -23,6 +23,7 @@ class ReducedParameterTest : public ::testing::Test {
     std::fill_n(values_of(submission), 3, value);
   }
 
+  const torch::NoGradGuard no_grad;
   const GradientReduction how = sums("reduced");
   torch::Tensor parameter = torch::ones({3}, torch::requires_grad());
   ReducedParameter reduced = testing::reduced("p", parameter, how);
