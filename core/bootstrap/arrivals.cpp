@@ -102,9 +102,9 @@ Arrivals::Arrivals(const RankInfo& own, std::string run, std::string url, std::s
 
 /// The reason why this process may not join; empty if it may.
 std::optional<Refusal> Arrivals::find_refusal(const std::optional<Arrival>& arrival) {
-  constexpr std::size_t kMaxStrangers = 1000;
+  constexpr std::size_t kMaxRefused = 1000;
   const auto remember = [this](int rank, const std::string& reason) {
-    if (strangers_.size() < kMaxStrangers) strangers_[rank] = reason;
+    if (refused_processes_.size() < kMaxRefused) refused_processes_[rank] = reason;
   };
   if (!arrival) {
     remember(-1, "; a process was refused: it has another version of hvd");
@@ -181,7 +181,7 @@ std::string Arrivals::refused(const std::vector<int>& absent) const {
   constexpr int kMaxShown = 3;
   std::string listed;
   int count = 0;
-  for (const auto& [rank, reason] : strangers_) {
+  for (const auto& [rank, reason] : refused_processes_) {
     const bool concerns =
         rank < 0 || rank >= own_.size || std::binary_search(absent.begin(), absent.end(), rank);
     if (concerns && count++ < kMaxShown) listed += reason;

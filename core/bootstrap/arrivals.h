@@ -110,7 +110,7 @@ class Arrivals {
   const std::string url_;
   std::map<int, Present> arrived_;         ///< by rank
   std::map<int, Refusal> contradictions_;  ///< by rank: processes of this job that contradict it
-  std::map<int, std::string> strangers_;   ///< by claimed rank: others that were refused
+  std::map<int, std::string> refused_processes_;  ///< by claimed rank: others that were refused
   std::optional<std::chrono::milliseconds> shortest_;
   const bool watches_;
 };

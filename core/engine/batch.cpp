@@ -84,7 +84,7 @@ bool Batch::in_parts() const noexcept {
 void Batch::describe() {
   const wire::Request& first = request();
   collective_.kind = first.kind;
-  collective_.dtype = conversion_.travels;
+  collective_.dtype = conversion_.wire_dtype;
   collective_.op = is_average(first.op) ? ReduceOp::kSum : first.op;
   const auto members = static_cast<std::int64_t>(spec_.ranks.size());
   const auto contributors = members - static_cast<std::int64_t>(agreed_.absent.size());

@@ -15,12 +15,12 @@ namespace hvd::runtime {
 /// How elements are converted on the way from a tensor to the collective and back.
 struct Conversion {
   DataType tensor = DataType::kFloat32;
-  DataType travels = DataType::kFloat32;
+  DataType wire_dtype = DataType::kFloat32;
   double before = 1.0;  ///< factor while packing; the collective applies the rest
   double after = 1.0;   ///< factor while unpacking
 
   /// Whether the tensors are fp32 and the collective uses a 16-bit type.
-  bool casts() const noexcept { return tensor != travels; }
+  bool casts() const noexcept { return tensor != wire_dtype; }
   /// Whether the request's first factor is applied while packing, without a cast.
   bool scales_early() const noexcept { return !casts() && before != 1.0; }
 };

@@ -66,7 +66,7 @@ Duration longest_hold(const RuntimeOptions& options) {
 // coordinator sends the loss to all ranks too, but it may hang for the same reason as any rank that
 // had a connection to the lost rank.
 std::vector<int> ranks_to_notify(const Topology& topology) {
-  std::vector<int> speakers;
+  std::vector<int> relays;
   constexpr int kRanksPerHost = 2;
   std::vector<int> found(topology.host_names.size(), 0);
   found[static_cast<std::size_t>(topology.host_index())] = kRanksPerHost;
@@ -75,9 +75,9 @@ std::vector<int> ranks_to_notify(const Topology& topology) {
         static_cast<std::size_t>(topology.host_of_rank[static_cast<std::size_t>(rank)]);
     if (found[host] == kRanksPerHost) continue;
     ++found[host];
-    speakers.push_back(rank);
+    relays.push_back(rank);
   }
-  return speakers;
+  return relays;
 }
 
 }  // namespace

@@ -38,7 +38,7 @@ std::size_t padded_bytes(const Batch& batch) {
   std::size_t bytes = 0;
   for (const auto& operation : batch.agreed()) {
     const auto count = static_cast<std::size_t>(operation.request.elements());
-    bytes += room_for(batch, count * size_of(batch.conversion().travels));
+    bytes += room_for(batch, count * size_of(batch.conversion().wire_dtype));
   }
   return bytes;
 }
@@ -54,7 +54,7 @@ DeviceStaging::~DeviceStaging() {
   channel_.wait_for_abort();
   try {
     const device::DeviceGuard guard(context_.api(), context_.device());
-    if (channels_own_.idle()) channel_.release_fusion_buffers();
+    if (channel_buffers_.idle()) channel_.release_fusion_buffers();
   } catch (const std::exception& error) {  // the device has failed, which is reported elsewhere
     HVD_LOG(kDebug) << "a channel's fusion buffers were not freed: " << error.what();
   }
@@ -73,7 +73,7 @@ bool DeviceStaging::ready(const Batch& batch) {
   std::size_t count = 0;
   if (batch.absent_here() || batch.buffered()) {
     const std::size_t bytes = buffer_bytes(batch);
-    if (!through_channels_own(batch, bytes)) sizes[count++] = bytes;
+    if (!uses_channel_buffers(batch, bytes)) sizes[count++] = bytes;
     if (!batch.in_place_kind()) sizes[count++] = batch.in_bytes();
   } else if (batch.conversion().scales_early() && !batch.in_place_kind()) {
     sizes[count++] = batch.operations().front()->submission.input.bytes();
@@ -82,7 +82,7 @@ bool DeviceStaging::ready(const Batch& batch) {
 }
 
 const Staged& DeviceStaging::stage(const Batch& batch) {
-  HVD_EXPECT(!input_.valid() && !output_.valid() && !in_turn_,
+  HVD_EXPECT(!input_.valid() && !output_.valid() && !output_in_channel_buffer_,
              "the batch before has been unstaged; none follows abandon()");
   const device::DeviceGuard guard(context_.api(), context_.device());
   const std::vector<EventPtr> writable = batch.allocate_outputs();
@@ -107,7 +107,7 @@ const Staged& DeviceStaging::stage(const Batch& batch) {
 // is applied before the sum, so that fp16 does not overflow.
 void DeviceStaging::fold_factors(const Batch& batch) {
   conversion_ = batch.conversion();
-  const bool floating = is_floating(conversion_.travels);
+  const bool floating = is_floating(conversion_.wire_dtype);
   if (conversion_.scales_early() && !floating) {
     throw Error(
         "integers on a GPU cannot be scaled by a prescale factor once a rank has joined; use a "
@@ -142,7 +142,7 @@ void DeviceStaging::use_tensor(const Batch& batch) {
     input_ = buffers_.lease(staged_.in.size(), in_.get());
     scaled = input_.bytes();
   }
-  const DataType type = conversion_.travels;
+  const DataType type = conversion_.wire_dtype;
   const device::Piece piece{submission.input.data, 0, staged_.in.size() / size_of(type)};
   context_.copy_pieces({&piece, 1}, {type, type, true}, scaled.data(), true, conversion_.before,
                        in_.get());
@@ -154,7 +154,7 @@ std::span<std::byte> DeviceStaging::lease_buffers(const Batch& batch) {
   const std::size_t bytes = buffer_bytes(batch);
   lease_output(batch, bytes);
   if (padded(batch))
-    staged_.collective.count = static_cast<std::int64_t>(bytes / size_of(conversion_.travels));
+    staged_.collective.count = static_cast<std::int64_t>(bytes / size_of(conversion_.wire_dtype));
   std::span<std::byte> packed = staged_.out;
   if (!batch.in_place_kind()) {
     input_ = buffers_.lease(batch.in_bytes(), in_.get());
@@ -169,14 +169,14 @@ std::span<std::byte> DeviceStaging::lease_buffers(const Batch& batch) {
 // same order on all ranks. A single tensor that is not packed stays in the caller's memory. For
 // such a tensor a rank that has joined must not use a channel's buffer either, unless the tensor is
 // cast.
-bool DeviceStaging::through_channels_own(const Batch& batch, std::size_t bytes) const {
+bool DeviceStaging::uses_channel_buffers(const Batch& batch, std::size_t bytes) const {
   return padded(batch) && device::BufferRing::fits(channel_.fusion_buffers(), bytes);
 }
 
 void DeviceStaging::lease_output(const Batch& batch, std::size_t bytes) {
-  in_turn_ = through_channels_own(batch, bytes);
-  if (in_turn_) {
-    staged_.out = channels_own_.acquire(channel_.fusion_buffers(), bytes, in_.get());
+  output_in_channel_buffer_ = uses_channel_buffers(batch, bytes);
+  if (output_in_channel_buffer_) {
+    staged_.out = channel_buffers_.acquire(channel_.fusion_buffers(), bytes, in_.get());
   } else {
     output_ = buffers_.lease(bytes, in_.get());
     staged_.out = output_.bytes();
@@ -195,14 +195,15 @@ void DeviceStaging::lay_out(const Batch& batch, std::span<const std::span<Byte>>
     } else {
       add_parts(batch.operations()[i]->submission.parts, offset);
     }
-    offset += room_for(batch, count * size_of(conversion_.travels));
+    offset += room_for(batch, count * size_of(conversion_.wire_dtype));
   }
 }
 
 /// @param offset the position in the buffer of the tensor that has these parts
 void DeviceStaging::add_parts(std::span<const TensorPart> parts, std::size_t offset) {
   for (const TensorPart& part : parts) {
-    const std::size_t first = static_cast<std::size_t>(part.first) * size_of(conversion_.travels);
+    const std::size_t first =
+        static_cast<std::size_t>(part.first) * size_of(conversion_.wire_dtype);
     pieces_.push_back({part.data, offset + first, static_cast<std::uint64_t>(part.count)});
   }
 }
@@ -212,7 +213,7 @@ void DeviceStaging::pack(const Batch& batch, std::span<std::byte> packed) {
   batch.input_pieces(input_pieces_);
   lay_out<const std::byte>(batch, input_pieces_);
   context_.copy_pieces(pieces_,
-                       {conversion_.tensor, conversion_.travels, conversion_.before != 1.0},
+                       {conversion_.tensor, conversion_.wire_dtype, conversion_.before != 1.0},
                        packed.data(), true, conversion_.before, in_.get());
 }
 
@@ -221,14 +222,15 @@ EventPtr DeviceStaging::unpack(const Batch& batch, const EventPtr& reduced) {
   context_.wait(out_.get(), reduced);
   batch.output_pieces(output_pieces_);
   lay_out<std::byte>(batch, output_pieces_);
-  context_.copy_pieces(pieces_, {conversion_.tensor, conversion_.travels, conversion_.after != 1.0},
+  context_.copy_pieces(pieces_,
+                       {conversion_.tensor, conversion_.wire_dtype, conversion_.after != 1.0},
                        staged_.out.data(), false, conversion_.after, out_.get());
   return context_.events()->record(out_.get());
 }
 
 void DeviceStaging::fill_neutral(std::span<std::byte> contribution) {
   if (!reduces(staged_.collective)) return;
-  const DataType type = conversion_.travels;
+  const DataType type = conversion_.wire_dtype;
   std::uint64_t pattern = 0;
   const ReduceOp op =
       staged_.collective.op == ReduceOp::kAdasum ? ReduceOp::kSum : staged_.collective.op;
@@ -242,7 +244,7 @@ EventPtr DeviceStaging::unstage(const Batch& batch, EventPtr reduced) {
   if (batch.buffered() && !batch.absent_here()) ready = unpack(batch, ready);
   input_.release(ready);
   output_.release(ready);
-  if (std::exchange(in_turn_, false)) channels_own_.release(ready);
+  if (std::exchange(output_in_channel_buffer_, false)) channel_buffers_.release(ready);
   staged_ = {};
   return ready;
 }

@@ -30,7 +30,7 @@ class DeviceStaging final : public Staging {
         in_(context),
         out_(context),
         buffers_(context),
-        channels_own_(context.api()) {}
+        channel_buffers_(context.api()) {}
   DeviceStaging(const DeviceStaging&) = delete;
   DeviceStaging& operator=(const DeviceStaging&) = delete;
   ~DeviceStaging() override;
@@ -46,7 +46,7 @@ class DeviceStaging final : public Staging {
   void fold_factors(const Batch&);
   void wait_for_inputs(const Batch&, std::span<const EventPtr> writable);
   void use_tensor(const Batch&);
-  bool through_channels_own(const Batch&, std::size_t bytes) const;
+  bool uses_channel_buffers(const Batch&, std::size_t bytes) const;
   std::span<std::byte> lease_buffers(const Batch&);
   void lease_output(const Batch&, std::size_t bytes);
   void pack(const Batch&, std::span<std::byte> packed);
@@ -65,12 +65,12 @@ class DeviceStaging final : public Staging {
   device::BufferPool buffers_;
   /// The channel's buffers, for fused batches with the same size on all ranks; see
   /// Channel::fusion_buffers().
-  device::BufferRing channels_own_;
+  device::BufferRing channel_buffers_;
   Staged staged_;
   Conversion conversion_;  // the batch's, with folded factors
   device::BufferLease input_;
   device::BufferLease output_;
-  bool in_turn_ = false;  // the output is in the channel's buffer
+  bool output_in_channel_buffer_ = false;  // the output is in the channel's buffer
   bool reserved_ = false;
   std::vector<std::span<const std::byte>> input_pieces_;  // these vectors keep their capacity
   std::vector<std::span<std::byte>> output_pieces_;

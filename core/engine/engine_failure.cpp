@@ -179,7 +179,7 @@ void Engine::fail(const Status& cause, bool notify_others) noexcept {
     HVD_LOG(kError) << "the runtime has failed: " << own.message;
   }
   if (cause.code == StatusCode::kPeerLost && cause.rank >= 0)
-    control_->accuse(cause.rank, cause.message);
+    control_->report_loss(cause.rank, cause.message);
   try {
     if (notify_others) router_.broadcast_failure({control_->rank(), cause});
   } catch (const std::exception& error) {

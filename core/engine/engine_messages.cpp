@@ -36,7 +36,7 @@ std::optional<int> Engine::pass_quickly(const Message& message,
       return !submission_queue_.failed();
     };
     if (quick_.send(message, drive)) peer = message.peer;
-  } else if (points_.awaits_nothing(message.process_set, message.tag)) {
+  } else if (points_.has_no_earlier(message.process_set, message.tag)) {
     const auto interrupted = [&]() HVD_REQUIRES(progress_) { return other_work() || wanted(); };
     peer = quick_.receive(message, sets, interrupted);
   }

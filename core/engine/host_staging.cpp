@@ -108,7 +108,7 @@ bool HostStaging::pack_tensors(const Batch& batch) {
   const Conversion& conversion = batch.conversion();
   const std::size_t begin = position_.in_buffer;
   if (conversion.casts()) {
-    position_ = pack_narrowed(input_pieces_, packed_, {conversion.travels, conversion.before},
+    position_ = pack_narrowed(input_pieces_, packed_, {conversion.wire_dtype, conversion.before},
                               position_, kBytesPerCall);
   } else {
     position_ = pack(input_pieces_, packed_, position_, kBytesPerCall);
@@ -116,9 +116,10 @@ bool HostStaging::pack_tensors(const Batch& batch) {
   if (conversion.scales_early()) {
     std::byte* const scaled = packed_.data() + begin;
     const std::byte* const source = scaled;
-    reduce({&source, 1}, scaled,
-           static_cast<std::int64_t>((position_.in_buffer - begin) / size_of(conversion.travels)),
-           conversion.travels, staged_.collective.op, {conversion.before, 1.0, 1});
+    reduce(
+        {&source, 1}, scaled,
+        static_cast<std::int64_t>((position_.in_buffer - begin) / size_of(conversion.wire_dtype)),
+        conversion.wire_dtype, staged_.collective.op, {conversion.before, 1.0, 1});
   }
   return position_.piece == input_pieces_.size();
 }
@@ -147,7 +148,7 @@ bool HostStaging::unpack_part(const Batch& batch) {
   const Conversion& conversion = batch.conversion();
   if (conversion.casts()) {
     position_ = unpack_widened(output_.bytes(), output_pieces_,
-                               {conversion.travels, conversion.after}, position_, kBytesPerCall);
+                               {conversion.wire_dtype, conversion.after}, position_, kBytesPerCall);
   } else {
     position_ = unpack(output_.bytes(), output_pieces_, position_, kBytesPerCall);
   }

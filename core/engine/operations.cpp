@@ -244,7 +244,7 @@ namespace {
 /// recently used names are forgotten.
 constexpr std::size_t kMaxRemembered = 1 << 14;
 
-bool may_come_again(const wire::Request& request) noexcept {
+bool is_reusable(const wire::Request& request) noexcept {
   return !request.unnamed && request.process_set == 0;
 }
 
@@ -329,7 +329,7 @@ OperationPtr OperationTable::claim(const Submission& submission, const Operation
                           ": this rank is making another process set of the same name; wait for "
                           "it, or give sets that are made at the same time different names"));
   }
-  if (may_come_again(request)) forget_unused();
+  if (is_reusable(request)) forget_unused();
   const Key key{request.process_set, request.name};
   const auto [known, is_new] = operations_.try_emplace(key, made);
   if (!is_new) {
@@ -343,7 +343,7 @@ OperationPtr OperationTable::claim(const Submission& submission, const Operation
     operations_.erase(known);
     operations_.emplace(key, made);
   }
-  if (may_come_again(request)) link(*made);
+  if (is_reusable(request)) link(*made);
   if (request.by_members()) sets_being_made_.insert(submission.name);
   made->in_flight.store(true, std::memory_order_relaxed);
   joined_ = request.kind == OpKind::kJoin;
@@ -392,7 +392,7 @@ void OperationTable::roll_back() {
     if (request.kind == OpKind::kJoin) joined_ = false;
     if (request.by_members()) sets_being_made_.erase(operation->submission.name);
     operation->in_flight.store(false, std::memory_order_relaxed);
-    if (may_come_again(request)) unlink(*operation);
+    if (is_reusable(request)) unlink(*operation);
     forget(request);
   }
   claimed_.clear();
@@ -404,7 +404,7 @@ void OperationTable::release(OperationState& operation) {
   if (!operation.in_flight.load(std::memory_order_relaxed)) return;
   const wire::Request& request = operation.request;
   if (operation.calls_back()) callbacks_.fetch_sub(1, std::memory_order_relaxed);
-  const bool ordinary = !operation.message && may_come_again(request);
+  const bool ordinary = !operation.message && is_reusable(request);
   if (ordinary && request.kind != OpKind::kJoin)
     return operation.in_flight.store(false, std::memory_order_release);
   const MutexLock lock(mutex_);

@@ -76,7 +76,7 @@ class PointToPoint {
 
   /// Whether no message of an earlier call precedes a new message with this key.
   /// @pre !active()
-  bool awaits_nothing(int process_set, std::int64_t tag) const {
+  bool has_no_earlier(int process_set, std::int64_t tag) const {
     HVD_EXPECT(!active(), "no operation is outstanding");
     return mailboxes_.empty() || !mailboxes_.has({process_set, {}, tag});
   }

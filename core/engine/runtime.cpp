@@ -398,12 +398,12 @@ bool Runtime::wait_for(const OperationState& operation, Duration timeout) {
     return operation.done();
   }
   const TimePoint until = clock_.now() + timeout;
-  int looks_without_clock = 8;  // reading the clock takes as long as looking at the operation
+  int checks_without_clock = 8;  // reading the clock takes as long as looking at the operation
   wait_until(
       [&] {
         if (operation.done()) return true;
-        if (looks_without_clock == 0) return clock_.now() >= until;
-        --looks_without_clock;
+        if (checks_without_clock == 0) return clock_.now() >= until;
+        --checks_without_clock;
         return false;
       },
       {until, operation.message ? Engine::Waiting::kForMessage : Engine::Waiting::kForSomeTime});

@@ -19,8 +19,8 @@ Coordinator::Coordinator(CoordinatorOptions options, TimePoint now)
 void Coordinator::worker_started(WorkerId id, const std::string& host, TimePoint now) {
   enter(now);
   HVD_EXPECT(!workers_.contains(id), "ids are not reused");
-  workers_[id] = {.host = host, .since = now, .heard = now};
-  hosts_.try_emplace(host, Host{.heard = now});
+  workers_[id] = {.host = host, .since = now, .last_message = now};
+  hosts_.try_emplace(host, Host{.last_message = now});
   if (phase_ == Phase::kEnded) actions_.emplace_back(Kill{id, "the job has ended"});
 }
 
@@ -41,7 +41,7 @@ void Coordinator::receive(WorkerId from, const ToCoordinator& message, TimePoint
     return;
   }
   Worker& worker = found->second;
-  worker.heard = now;
+  worker.last_message = now;
   if (phase_ == Phase::kEnded || worker.status == WorkerState::kLost ||
       worker.status == WorkerState::kDismissed)
     return;
@@ -163,9 +163,9 @@ void Coordinator::drop_host(const std::string& host, const std::string& cause, T
   member ? reset(cause, now) : try_assign(now);
 }
 
-void Coordinator::host_heard(const std::string& host, TimePoint now) {
+void Coordinator::host_reported(const std::string& host, TimePoint now) {
   enter(now);
-  if (const auto found = hosts_.find(host); found != hosts_.end()) found->second.heard = now;
+  if (const auto found = hosts_.find(host); found != hosts_.end()) found->second.last_message = now;
 }
 
 void Coordinator::host_lost(const std::string& host, TimePoint now) {

@@ -79,7 +79,7 @@ class Coordinator {
   void worker_ended(WorkerId, const std::string& cause, TimePoint now);
   void receive(WorkerId, const ToCoordinator&, TimePoint now);
   /// Records that the host's agent has requested a renewal of its lease.
-  void host_heard(const std::string& host, TimePoint now);
+  void host_reported(const std::string& host, TimePoint now);
   /// Records that the connection to the host's agent has ended.
   void host_lost(const std::string& host, TimePoint now);
   /// Requests that the host leaves the job in order.
@@ -116,9 +116,9 @@ class Coordinator {
   struct Worker {
     std::string host = {};
     WorkerState status = WorkerState::kStarting;
-    std::uint64_t serial = 0;  ///< orders the members; 0: never was one
-    TimePoint since = {};      ///< of its status
-    TimePoint heard = {};      ///< last message, or the first ping after a quiet time
+    std::uint64_t serial = 0;     ///< orders the members; 0: never was one
+    TimePoint since = {};         ///< of its status
+    TimePoint last_message = {};  ///< last message, or the first ping after a quiet time
     TimePoint pinged = {};
     bool watched = false;               ///< pings are being sent to it
     Generation asked = 0;               ///< the last reset that was sent to it
@@ -130,7 +130,7 @@ class Coordinator {
     bool late = false;     ///< has not answered the last reset in time
   };
   struct Host {
-    TimePoint heard = {};
+    TimePoint last_message = {};
     bool leaving = false;
   };
   /// A change in order, from Prepare until the members are ready.

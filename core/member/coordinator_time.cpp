@@ -12,10 +12,10 @@ void Coordinator::enter(TimePoint now) {
   if (pause <= limit(Limit::kPing)) return;
   for (auto& [id, worker] : workers_) {
     worker.since += pause;
-    worker.heard += pause;
+    worker.last_message += pause;
     worker.pinged += pause;
   }
-  for (auto& [name, host] : hosts_) host.heard += pause;
+  for (auto& [name, host] : hosts_) host.last_message += pause;
   since_ += pause;
   if (window_) *window_ += pause;
   if (change_) change_->since += pause;
@@ -45,10 +45,11 @@ void Coordinator::check_silence(TimePoint now) {
     const bool begins = !worker.watched;
     worker.watched = needs_answer(worker);
     if (!worker.watched) continue;
-    if (begins) worker.heard = now;
-    if (now - worker.heard >= limit(Limit::kSilence)) {
+    if (begins) worker.last_message = now;
+    if (now - worker.last_message >= limit(Limit::kSilence)) {
       silent.push_back(id);
-    } else if (begins || now - std::max(worker.heard, worker.pinged) >= limit(Limit::kPing)) {
+    } else if (begins ||
+               now - std::max(worker.last_message, worker.pinged) >= limit(Limit::kPing)) {
       worker.pinged = now;
       send(id, Ping{});
     }
@@ -62,7 +63,7 @@ void Coordinator::check_silence(TimePoint now) {
 void Coordinator::check_hosts(TimePoint now) {
   std::vector<std::string> silent;
   for (const auto& [name, host] : hosts_)
-    if (now - host.heard >= limit(Limit::kHeartbeat)) silent.push_back(name);
+    if (now - host.last_message >= limit(Limit::kHeartbeat)) silent.push_back(name);
   for (const std::string& name : silent)
     drop_host(name, text("host ", name, " has not responded for ", limit(Limit::kHeartbeat)), now);
 }
@@ -207,9 +208,9 @@ TimePoint Coordinator::next_check(TimePoint now) const {
     if (worker.status == WorkerState::kLost) consider(worker.since, Limit::kFence);
     if (!needs_answer(worker)) continue;
     if (!worker.watched) return now;  // its silence counts from the first ping
-    consider(worker.heard, Limit::kSilence);
+    consider(worker.last_message, Limit::kSilence);
   }
-  for (const auto& [name, host] : hosts_) consider(host.heard, Limit::kHeartbeat);
+  for (const auto& [name, host] : hosts_) consider(host.last_message, Limit::kHeartbeat);
   for (const auto& [name, until] : cut_off_)
     if (until > now) next = std::min(next, until);
   if (complete_since_) consider(*complete_since_, Limit::kGrace);

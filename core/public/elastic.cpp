@@ -38,7 +38,7 @@ namespace hvd::elastic {
 namespace {
 
 /// Limit of the connections to a generation's server that are not from its ranks.
-constexpr int kMaxStrangers = 1024;
+constexpr int kMaxUnadmitted = 1024;
 /// Limit of the failed attempts to form a generation that hvdrun has not reset.
 constexpr int kMaxAttempts = 10;
 /// Time limit of the calls that check whether a GPU works.
@@ -149,7 +149,7 @@ Hooks& generation_ends() {
 class RendezvousServer {
  public:
   RendezvousServer()
-      : server_(0, runtime::generation_server("the elastic job", kMaxStrangers),
+      : server_(0, runtime::generation_server("the elastic job", kMaxUnadmitted),
                 std::chrono::steady_clock::now() + std::chrono::seconds(10)) {}
   std::string address() const { return encode(own_address(server_.port())); }
 

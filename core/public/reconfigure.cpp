@@ -38,7 +38,7 @@ namespace hvd {
 namespace {
 
 /// Limit of the connections to this process's server that are not from ranks.
-constexpr int kMaxStrangers = 1024;
+constexpr int kMaxUnadmitted = 1024;
 constexpr auto kCheckInterval = std::chrono::milliseconds(50);
 /// Time for members on other hosts to arrive and receive the reason of a failure.
 constexpr auto kTimeToInform = std::chrono::milliseconds(500);
@@ -64,7 +64,7 @@ class RendezvousServer {
 
  private:
   static rendezvous::StoreServer::Options settings() {
-    auto options = runtime::generation_server("hvd::reconfigure", kMaxStrangers);
+    auto options = runtime::generation_server("hvd::reconfigure", kMaxUnadmitted);
     // Processes may wait here in calls that name other members.
     options.one_session_per_rank = false;
     return options;

@@ -105,9 +105,9 @@ class MessageControlPlane final : public control::ControlPlane {
   std::uint32_t endings() const noexcept override { return node_->control_segment().endings(); }
   std::vector<Departure> departures() override;
   std::optional<control::PeerLoss> find_loss_behind_error(Duration timeout) override;
-  void accuse(int rank, std::string_view cause) noexcept override {
+  void report_loss(int rank, std::string_view cause) noexcept override {
     accused_ = true;
-    node_->control_segment().accuse(rank, cause);
+    node_->control_segment().report_loss(rank, cause);
   }
   void give_up_messages() noexcept override {
     accused_ = false;

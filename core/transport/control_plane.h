@@ -135,7 +135,7 @@ class ControlPlane : public Peers {
   }
   /// Reports that this rank fails because it has lost `rank`. The ranks of this host get the report
   /// and its text from check_peers(), and do not report the end of this process as the first loss.
-  virtual void accuse(int rank, std::string_view cause) noexcept = 0;
+  virtual void report_loss(int rank, std::string_view cause) noexcept = 0;
   /// Records that the other ranks are informed of the failure in another way, so that the
   /// destructor does not wait until messages have reached them.
   virtual void give_up_messages() noexcept {}

@@ -36,7 +36,7 @@ class SelfControlPlane final : public ControlPlane {
   std::optional<PeerLoss> check_peers(TimePoint /*now*/, Duration /*timeout*/) override {
     return std::nullopt;
   }
-  void accuse(int /*rank*/, std::string_view /*cause*/) noexcept override {}
+  void report_loss(int /*rank*/, std::string_view /*cause*/) noexcept override {}
   void farewell() noexcept override {}
 
  private:

@@ -351,7 +351,9 @@ void ElasticJob::on_gone(int slot) {
   if (Worker* const worker = find(slot)) worker_over(*worker, slot, worker->cause);
 }
 
-void ElasticJob::on_lease(int slot) { coordinator_.host_heard(label(host_of(slot)), time_now()); }
+void ElasticJob::on_lease(int slot) {
+  coordinator_.host_reported(label(host_of(slot)), time_now());
+}
 
 void ElasticJob::worker_over(Worker& worker, int slot, const std::string& cause) {
   if (std::exchange(worker.over, true) || ending_) return;

@@ -124,26 +124,26 @@ void RankRendezvous::rank_ended(int rank, const std::string& how, bool after_los
                                                    ") and will not join at hvdrun://"));
   const bool left = left_[static_cast<std::size_t>(rank)] && !in_session;
   if (!after_loss && !left) {
-    blame_at_.reset();
+    report_suspicion_at_.reset();
     failed_ = true;
     server_.fail(refusal);
-  } else if (!failed_ && !blame_at_) {
-    blamed_ = refusal;
-    blame_at_ = now + kTimeForTheCause;
+  } else if (!failed_ && !report_suspicion_at_) {
+    suspected_cause_ = refusal;
+    report_suspicion_at_ = now + kTimeForTheCause;
   }
 }
 
 std::optional<Deadline> RankRendezvous::next_deadline() const {
-  std::optional<Deadline> next = blame_at_;
+  std::optional<Deadline> next = report_suspicion_at_;
   keep_earlier(next, server_.next_deadline());
   return next;
 }
 
 void RankRendezvous::on_time(Deadline now) {
-  if (blame_at_ && now >= *blame_at_) {
-    blame_at_.reset();
+  if (report_suspicion_at_ && now >= *report_suspicion_at_) {
+    report_suspicion_at_.reset();
     failed_ = true;
-    server_.fail(*blamed_);
+    server_.fail(*suspected_cause_);
   }
   server_.on_time(now);
 }

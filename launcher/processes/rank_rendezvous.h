@@ -73,9 +73,9 @@ class RankRendezvous {
   std::set<int> contradiction_unsent_;  ///< ranks that have not received the contradiction
   std::vector<bool> left_;  ///< by rank: a process of the rank has left the store in order
   /// Names a rank whose end another rank may have caused. The ranks are refused for this reason at
-  /// `blame_at_`, unless they receive the cause first.
-  std::optional<rendezvous::Refusal> blamed_;
-  std::optional<Deadline> blame_at_;
+  /// `report_suspicion_at_`, unless they receive the cause first.
+  std::optional<rendezvous::Refusal> suspected_cause_;
+  std::optional<Deadline> report_suspicion_at_;
   bool failed_ = false;
   rendezvous::StoreServer server_;
 };

@@ -299,7 +299,7 @@ void Job::turn() {
     collect(ids[i]);
   }
   for (int host = 0; host < plan_.hosts; ++host)
-    coordinator_.host_heard(host_of(static_cast<WorkerId>(host)), now());
+    coordinator_.host_reported(host_of(static_cast<WorkerId>(host)), now());
   coordinator_.check(now());
   carry_out();
 }

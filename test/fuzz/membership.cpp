@@ -46,7 +46,7 @@ class ElasticJob {
   }
   void wait(std::chrono::seconds time) {
     now_ += time;
-    coordinator_.host_heard("host", now_);
+    coordinator_.host_reported("host", now_);
     coordinator_.check(now_);
     coordinator_.take_actions();
     coordinator_.take_notes();

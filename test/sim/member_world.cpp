@@ -242,7 +242,7 @@ void MemberWorld::agent_beats(std::size_t index) {
   if (now_ >= host.lease.next_request()) {
     const std::uint64_t number = host.lease.request(now_);
     up(index, [this, index, number] {
-      coordinator_->host_heard(hosts_[index].name, now_);
+      coordinator_->host_reported(hosts_[index].name, now_);
       down(index, [this, index, number] { hosts_[index].lease.answered(number); });
     });
   }

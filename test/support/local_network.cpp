@@ -97,7 +97,7 @@ class LocalControlPlane final : public control::ControlPlane {
     return check_peers({}, Duration::max());
   }
 
-  void accuse(int, std::string_view) noexcept override {
+  void report_loss(int, std::string_view) noexcept override {
   }  // the ranks of one process do not end one by one
   void farewell() noexcept override { mailbox(rank()).left.store(true); }
 

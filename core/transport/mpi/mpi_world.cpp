@@ -88,8 +88,8 @@ void MpiWorld::end_because(const std::string& call, int peer, Duration lasted) n
   }
   const std::string own =
       text("rank ", topology.rank, " (host ", topology.host_name(topology.rank), "): ");
-  node_->control_segment().accuse(suspect ? lost : topology.rank,
-                                  suspect ? suspect->cause : "lost " + own + cause);
+  node_->control_segment().report_loss(suspect ? lost : topology.rank,
+                                       suspect ? suspect->cause : "lost " + own + cause);
   end_process(own + cause);
 }
 
@@ -107,7 +107,7 @@ void MpiWorld::allgather(const void* mine, void* all, int bytes,
   } catch (const PeerLostError& error) {
     // This rank may end now. The other ranks of its host then report the same loss instead of the
     // end of this rank.
-    node_->control_segment().accuse(error.rank(), error.what());
+    node_->control_segment().report_loss(error.rank(), error.what());
     throw;
   }
 }

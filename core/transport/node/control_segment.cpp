@@ -198,7 +198,7 @@ void ControlSegment::farewell() noexcept {
   slot(own_).life.left.store(1, std::memory_order_seq_cst);
 }
 
-void ControlSegment::accuse(int world_rank, std::string_view cause) noexcept {
+void ControlSegment::report_loss(int world_rank, std::string_view cause) noexcept {
   Slot& own = slot(own_);
   if (own.accused.load(std::memory_order_relaxed) != 0)
     return;  // another rank may be reading the text

@@ -30,7 +30,7 @@ namespace hvd::host {
 /// ranks leave no file behind.
 class ControlSegment {
  public:
-  /// For accuse(): a rank is lost, but it is unknown which.
+  /// For report_loss(): a rank is lost, but it is unknown which.
   static constexpr int kUnknownRank = -1;
 
   struct Loss {
@@ -95,7 +95,7 @@ class ControlSegment {
   void farewell() noexcept;
   /// Reports that this process fails because it has lost a world rank (or kUnknownRank), and that
   /// it may end at any time. The text is truncated to the size of its field (511 bytes).
-  void accuse(int world_rank, std::string_view cause) noexcept;
+  void report_loss(int world_rank, std::string_view cause) noexcept;
   /// Returns the first slot whose process accuses another rank, or which has ended or sent no
   /// heartbeat for `timeout` without a farewell.
   std::optional<Loss> check(TimePoint now, Duration timeout);

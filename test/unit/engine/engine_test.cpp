@@ -209,7 +209,9 @@ class BreakingPlane final : public control::ControlPlane {
   std::optional<control::PeerLoss> check_peers(TimePoint now, Duration timeout) override {
     return inner_->check_peers(now, timeout);
   }
-  void accuse(int rank, std::string_view cause) noexcept override { inner_->accuse(rank, cause); }
+  void report_loss(int rank, std::string_view cause) noexcept override {
+    inner_->report_loss(rank, cause);
+  }
   void farewell() noexcept override { inner_->farewell(); }
 
  private:

@@ -33,7 +33,7 @@ class LonelyPlane final : public control::ControlPlane {
     return std::nullopt;
   }
   std::uint32_t endings() const noexcept override { return ended; }
-  void accuse(int, std::string_view) noexcept override {}
+  void report_loss(int, std::string_view) noexcept override {}
   void farewell() noexcept override {}
 
   std::uint32_t ended = 0;

@@ -69,7 +69,7 @@ class CoordinatorTest : public ::testing::Test {
       now_ = std::min(
           end, std::max(coordinator_->next_check(now_), now_ + std::chrono::milliseconds(1)));
       for (const std::string host : {"a", "b", "c"})
-        if (!silent_hosts.contains(host)) coordinator_->host_heard(host, now_);
+        if (!silent_hosts.contains(host)) coordinator_->host_reported(host, now_);
       coordinator_->check(now_);
       take();
       for (const WorkerId id : pinged_)

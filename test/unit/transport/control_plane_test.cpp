@@ -210,7 +210,7 @@ TEST(MessageControlPlane, LingersForOtherHostsOnceItHasAccused) {
   Job job(3);
   job.planes[1].reset();
   EXPECT_EQ(job.network->progressed(), 0) << "no message is under way";
-  job[0].accuse(2, "lost rank 2");
+  job[0].report_loss(2, "lost rank 2");
   job.planes[0].reset();
   EXPECT_GT(job.network->progressed(), 0);
 }
@@ -221,7 +221,7 @@ TEST(MessageControlPlane, LingersAlsoWhereAMessageToTheLostRankFails) {
   job.network->eager_bytes = 0;
   job[0].send(1, numbered(1));
   job.network->unreachable = 1;
-  job[0].accuse(1, "lost rank 1");
+  job[0].report_loss(1, "lost rank 1");
   job.planes[0].reset();
   EXPECT_GT(job.network->progressed(), 1);
 }
@@ -253,7 +253,7 @@ TEST(MessageControlPlane, ReturnsReceivedMessagesBeforeASendFails) {
 
 TEST(MessageControlPlane, ALossEndsAllWaiting) {
   Job job(2);
-  job[1].accuse(1, "lost itself");
+  job[1].report_loss(1, "lost itself");
   const SteadyClock clock;
   const auto loss = job[0].check_peers(clock.now(), 1h);
   ASSERT_TRUE(loss.has_value());
@@ -264,7 +264,7 @@ TEST(MessageControlPlane, ALossEndsAllWaiting) {
 
 TEST(MessageControlPlane, ARankThatLostAnUnknownRankIsLost) {
   Job job(2);
-  job[1].accuse(host::ControlSegment::kUnknownRank, "not all ranks arrived");
+  job[1].report_loss(host::ControlSegment::kUnknownRank, "not all ranks arrived");
   const SteadyClock clock;
   const auto loss = job[0].check_peers(clock.now(), 1h);
   ASSERT_TRUE(loss.has_value());

@@ -92,8 +92,9 @@ TEST(ControlSegment, LeavesNoName) {
 }
 
 TEST(ControlSegment, AProcessThatEndsBecauseOfALossIsNotTakenForTheLoss) {
-  Pair pair(
-      [](ControlSegment& control_segment) { control_segment.accuse(7, "lost rank 7: it ended"); });
+  Pair pair([](ControlSegment& control_segment) {
+    control_segment.report_loss(7, "lost rank 7: it ended");
+  });
   const auto loss = pair.wait_for_loss(60s, 5s);
   ASSERT_TRUE(loss.has_value());
   EXPECT_EQ(loss->slot, 1);
@@ -103,7 +104,7 @@ TEST(ControlSegment, AProcessThatEndsBecauseOfALossIsNotTakenForTheLoss) {
 
 TEST(ControlSegment, AProcessMayReportTheLossOfARankThatItCannotName) {
   Pair pair([](ControlSegment& control_segment) {
-    control_segment.accuse(ControlSegment::kUnknownRank, "not all ranks arrived");
+    control_segment.report_loss(ControlSegment::kUnknownRank, "not all ranks arrived");
   });
   const auto loss = pair.wait_for_loss(60s, 5s);
   ASSERT_TRUE(loss.has_value());
@@ -122,7 +123,7 @@ TEST(ControlSegment, FindLossReturnsEndedProcessesAndAccusations) {
   EXPECT_FALSE(loss->accused);
 
   Pair accuses([](ControlSegment& control_segment) {
-    control_segment.accuse(7, "lost rank 7: it ended");
+    control_segment.report_loss(7, "lost rank 7: it ended");
     live(control_segment);
   });
   ASSERT_TRUE(accuses.wait_for_loss(60s, 5s));
