@@ -1,5 +1,6 @@
 #include "reducer/reduced_parameter.h"
 
+#include <ATen/EmptyTensor.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
@@ -168,6 +169,15 @@ void ReducedParameter::detect_sharing(at::TensorList known) {
     explained += owns_base ? 2 : 1;
   }
   shared_ = gradient.storage().use_count() > explained;
+}
+
+std::span<const std::byte> ReducedParameter::shared_memory() const {
+  const torch::Tensor& gradient = parameter_.grad();
+  if (!shared_ || view_.defined() || !gradient.defined() || gradient.layout() != torch::kStrided)
+    return {};
+  return {static_cast<const std::byte*>(gradient.const_data_ptr()),
+          at::detail::computeStorageNbytes(gradient.sizes(), gradient.strides(),
+                                           gradient.element_size())};
 }
 
 SparseDims ReducedParameter::own_layout() const {

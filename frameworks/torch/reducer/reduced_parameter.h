@@ -11,6 +11,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <typeinfo>
 #include <utility>
@@ -190,6 +191,14 @@ class ReducedParameter {
   /// Finds out whether `.grad` shares its memory with tensors other than `known`, the gradients
   /// that autograd still holds. If it does, prepare() sends a copy.
   void detect_sharing(at::TensorList known);
+  /// The addresses of the elements of a dense `.grad` that has no view and shares its memory with
+  /// another tensor; otherwise empty. Call it after prepare() or gather().
+  std::span<const std::byte> shared_memory() const;
+  /// Gives `.grad` memory of its own, whose contents complete() sets. @pre it shares memory
+  void separate() {
+    TORCH_INTERNAL_ASSERT_DEBUG_ONLY(!shared_memory().empty());
+    parameter_.mutable_grad() = torch::empty_like(parameter_.grad());
+  }
 
   /// An in-place reduction of the current `.grad`, or of zeros if the parameter has no gradient.
   /// The several submissions of a sparse gradient must be in one group.
