@@ -321,6 +321,11 @@ bool ReducedParameter::has_parameter_strides(const torch::Tensor& gradient) cons
                                                     : gradient.is_contiguous());
 }
 
+torch::Tensor ReducedParameter::empty_gradient() const {
+  return torch::empty_strided(parameter_.sizes(), strides_for(parameter_),
+                              parameter_.options().requires_grad(false));
+}
+
 const torch::Tensor& ReducedParameter::gather(const GradientReduction& how) {
   TORCH_INTERNAL_ASSERT_DEBUG_ONLY(!view_.defined());
   const torch::NoGradGuard no_grad;
@@ -331,8 +336,7 @@ const torch::Tensor& ReducedParameter::gather(const GradientReduction& how) {
     record_scaled_gradient();
     return wire_;
   }
-  wire_ = torch::empty_strided(parameter_.sizes(), strides_for(parameter_),
-                               parameter_.options().requires_grad(false));
+  wire_ = empty_gradient();
   if (!sent_.defined()) return wire_.zero_();
   wire_.copy_(unguarded(sent_));
   return sent_factor() == 1 ? wire_ : wire_.mul_(sent_factor());
@@ -443,7 +447,12 @@ void ReducedParameter::complete_wire(bool used) {
   if (!gradient.defined()) {
     // The result is used if this rank has sent zeros, and another rank a gradient. If this rank has
     // sent a gradient, the program has reset it since.
-    if (used && !sent.defined()) gradient = wire.to(parameter_.scalar_type());
+    // Its strides must be those of the other ranks, because the rounding of an optimizer's step
+    // depends on them.
+    if (used && !sent.defined())
+      gradient = wire.layout() == torch::kStrided && wire.strides() != strides_for(parameter_)
+                     ? empty_gradient().copy_(wire)
+                     : wire.to(parameter_.scalar_type());
     return;
   }
   if (wire.layout() == torch::kStrided && gradient.is_alias_of(wire)) return;

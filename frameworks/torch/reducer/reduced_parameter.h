@@ -239,6 +239,8 @@ class ReducedParameter {
 
  private:
   void check_gradient(const GradientReduction& how);
+  /// With the strides that autograd gives a gradient.
+  torch::Tensor empty_gradient() const;
   /// `.grad`, unless the program has replaced it. @pre guard()
   const torch::Tensor& expected() const {
     TORCH_INTERNAL_ASSERT_DEBUG_ONLY(guarded_.defined());

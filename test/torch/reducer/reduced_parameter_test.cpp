@@ -61,6 +61,16 @@ TEST_F(ReducedParameterTest, ZerosBecomeAGradientOnlyIfSomeRankHasOne) {
   EXPECT_TRUE(near(parameter.grad(), torch::full({3}, 7.0F)));
 }
 
+TEST_F(ReducedParameterTest, ZerosBecomeAGradientWithTheStridesOfTheParameter) {
+  const torch::Tensor transposed = torch::ones({2, 3}).t().set_requires_grad(true);
+  ReducedParameter other = testing::reduced("transposed", transposed, how);
+  const auto submissions = other.prepare(how);
+  for (int i = 0; i < 6; ++i) values_of(submissions[0])[i] = static_cast<float>(i);
+  other.complete(true);
+  EXPECT_EQ(transposed.grad().strides(), transposed.strides());
+  EXPECT_TRUE(near(transposed.grad(), torch::arange(6, torch::kFloat32).view({3, 2})));
+}
+
 TEST_F(ReducedParameterTest, AGradientThatWasResetStaysSo) {
   parameter.mutable_grad() = torch::full({3}, 5.0F);
   const auto submissions = reduced.prepare(how);
