@@ -357,6 +357,24 @@ TEST(Parameters, WhoseGradientsShareMemoryOnOneRankGetTheirOwnResults) {
   }
 }
 
+TEST(Parameters, WithOneTensorAsTheirGradientsGetTheirOwnResults) {
+  with_and_without_buckets([&](const DistributedOptimizerOptions& options) {
+    const torch::Tensor a = torch::zeros({3}, torch::requires_grad()),
+                        b = torch::zeros({3}, torch::requires_grad());
+    NamedParameters named{{"a", a}, {"b", b}};
+    SGD inner(named.values(), 0.1);
+    DistributedOptimizer optimizer(inner, named, options);
+    for (int step = 0; step < 3; ++step) {
+      optimizer.zero_grad();
+      a.mutable_grad() = torch::ones({3});
+      if (rank() == 0) b.mutable_grad() = a.grad();
+      optimizer.synchronize();
+      EXPECT_TRUE(near(a.grad(), torch::full({3}, static_cast<float>(size())))) << step;
+      EXPECT_TRUE(near(b.grad(), torch::ones({3}))) << step;
+    }
+  });
+}
+
 // Steps.
 
 TEST(StepWithAClosure, UnderSkipSynchronizeNeedsSynchronizeInTheClosure) {

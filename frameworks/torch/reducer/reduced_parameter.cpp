@@ -167,7 +167,9 @@ void ReducedParameter::detect_sharing(at::TensorList known) {
     const bool owns_base = tensor.is_view() && tensor._base().use_count() == 1;
     explained += owns_base ? 2 : 1;
   }
-  shared_ = gradient.storage().use_count() > explained;
+  // The program may have assigned one tensor to two parameters.
+  const bool assigned_twice = known.empty() && gradient.use_count() > 1;
+  shared_ = gradient.storage().use_count() > explained || assigned_twice;
 }
 
 std::span<const std::byte> ReducedParameter::shared_memory() const {
@@ -304,11 +306,10 @@ void ReducedParameter::place(const GradientReduction& how) {
 
 void ReducedParameter::choose_sent(const GradientReduction& how) {
   check_gradient(how);
+  if (!guarded_.defined()) detect_sharing({});
   sent_ = parameter_.grad();
-  if (!guarded_.defined()) {
-    detect_sharing({});
-  } else if (!sent_.is_same(guarded_) && guarded_.layout() == torch::kStrided &&
-             agreed_.value_or(0) == 0) {
+  if (guarded_.defined() && !sent_.is_same(guarded_) && guarded_.layout() == torch::kStrided &&
+      agreed_.value_or(0) == 0) {
     sent_ = guarded_;  // the program has replaced the gradient that was marked ready
   }
 }

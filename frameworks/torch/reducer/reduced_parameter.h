@@ -189,7 +189,8 @@ class ReducedParameter {
   /// @return whether the program has written to the guarded `.grad`, or replaced it
   bool release() noexcept;
   /// Finds out whether `.grad` shares its memory with tensors other than `known`, the gradients
-  /// that autograd still holds. If it does, prepare() sends a copy.
+  /// that autograd still holds; none: no backward pass has made it ready, and another parameter may
+  /// have the same tensor. If it does, prepare() sends a copy.
   void detect_sharing(at::TensorList known);
   /// The addresses of the elements of a dense `.grad` that has no view and shares its memory with
   /// another tensor; otherwise empty. Call it after prepare() or gather().

@@ -30,8 +30,8 @@ class ReducedParameterTest : public ::testing::Test {
 
 TEST_F(ReducedParameterTest, ReducesAGradientInItsPlace) {
   parameter.mutable_grad() = torch::full({3}, 5.0F);
-  const torch::Tensor gradient = parameter.grad();
   const auto submissions = reduced.prepare(how);
+  const torch::Tensor gradient = parameter.grad();
   ASSERT_EQ(submissions.size(), 1U);
   EXPECT_EQ(values_of(submissions[0]), gradient.data_ptr());
   overwrite(submissions[0], 7);
