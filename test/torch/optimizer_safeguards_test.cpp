@@ -327,6 +327,54 @@ TEST(Parameters, WhoseGradientsShareMemoryAreReducedOnce) {
   EXPECT_TRUE(near(b.grad(), torch::full({3, 2}, static_cast<float>(size()))));
 }
 
+TEST(Parameters, WhoseGradientsShareMemoryOnOneRankGetTheirOwnResults) {
+  for (const std::int64_t rows : {3, 100'000}) {
+    const auto run = [rows](const auto& reduce) {
+      const torch::Tensor a = torch::zeros({rows, 2}, torch::requires_grad()),
+                          b = torch::zeros({2, rows}, torch::requires_grad());
+      reduce(NamedParameters{{"a", a}, {"b", b}},
+             [&] { (rank() == 0 ? (a.view(-1) + b.view(-1)).sum() : a.sum()).backward(); });
+      EXPECT_TRUE(near(a.grad(), torch::full({rows, 2}, static_cast<float>(size())))) << rows;
+      EXPECT_TRUE(near(b.grad(), torch::ones({2, rows}))) << rows;
+    };
+    with_and_without_buckets([&](const DistributedOptimizerOptions& options) {
+      for (const int steps : {1, 3}) {
+        run([&](const NamedParameters& named, const auto& backward) {
+          SGD inner(named.values(), 0.1);
+          DistributedOptimizer optimizer(inner, named, options);
+          for (int step = 0; step < steps; ++step) {
+            optimizer.zero_grad();
+            backward();
+            optimizer.synchronize();
+          }
+        });
+      }
+    });
+    run([](const NamedParameters& named, const auto& backward) {
+      backward();
+      all_reduce(named.values());
+    });
+  }
+}
+
+TEST(Parameters, WithOneTensorAsTheirGradientsGetTheirOwnResults) {
+  with_and_without_buckets([&](const DistributedOptimizerOptions& options) {
+    const torch::Tensor a = torch::zeros({3}, torch::requires_grad()),
+                        b = torch::zeros({3}, torch::requires_grad());
+    NamedParameters named{{"a", a}, {"b", b}};
+    SGD inner(named.values(), 0.1);
+    DistributedOptimizer optimizer(inner, named, options);
+    for (int step = 0; step < 3; ++step) {
+      optimizer.zero_grad();
+      a.mutable_grad() = torch::ones({3});
+      if (rank() == 0) b.mutable_grad() = a.grad();
+      optimizer.synchronize();
+      EXPECT_TRUE(near(a.grad(), torch::full({3}, static_cast<float>(size())))) << step;
+      EXPECT_TRUE(near(b.grad(), torch::ones({3}))) << step;
+    }
+  });
+}
+
 // Steps.
 
 TEST(StepWithAClosure, UnderSkipSynchronizeNeedsSynchronizeInTheClosure) {

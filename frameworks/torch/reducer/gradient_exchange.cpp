@@ -1,10 +1,14 @@
 #include "reducer/gradient_exchange.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <exception>
+#include <functional>
 #include <iterator>
+#include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "base/text.h"
 #include "hvd/device.h"
@@ -276,10 +280,33 @@ void GradientExchange::scale_results(double factor) {
   if (!together.empty()) at::_foreach_mul_(together, factor);
 }
 
+void separate_overlapping(std::vector<ReducedParameter*> sharing) {
+  const torch::NoGradGuard no_grad;
+  const std::less<const std::byte*> before;
+  std::sort(sharing.begin(), sharing.end(), [before](const auto* a, const auto* b) {
+    return before(a->shared_memory().data(), b->shared_memory().data());
+  });
+  const std::byte* end = nullptr;
+  for (ReducedParameter* const parameter : sharing) {
+    const std::span<const std::byte> memory = parameter->shared_memory();
+    if (before(memory.data(), end)) parameter->separate();
+    end = std::max(end, memory.data() + memory.size(), before);
+  }
+}
+
+void GradientExchange::separate_gradients() {
+  std::vector<ReducedParameter*> sharing;
+  for (const std::size_t i : readiness_.submitted()) {
+    if (!parameters_[i].shared_memory().empty()) sharing.push_back(&parameters_[i]);
+  }
+  separate_overlapping(std::move(sharing));
+}
+
 void GradientExchange::complete() {
   const torch::NoGradGuard no_grad;
   hooked_.finish();
   scale_results(weights_.factor());
+  separate_gradients();
   for (const std::size_t i : readiness_.submitted()) parameters_[i].complete(flags_.used(i));
   completed_ = true;
 }

@@ -81,6 +81,12 @@ class HookedBuckets {
   std::vector<HookCall> calls_;
 };
 
+/// Gives gradients that overlap memory of their own, so that complete() can give them different
+/// results: another rank may have used only some of these parameters. Autograd makes such
+/// gradients; see ReducedParameter::detect_sharing().
+/// @param sharing parameters whose gradients share memory
+void separate_overlapping(std::vector<ReducedParameter*> sharing);
+
 /// The operations of a cycle, which reduce units of gradients, and the flags that are sent with the
 /// last unit (see UsedFlags). On a GPU wait() makes the caller's current stream wait.
 ///
@@ -141,6 +147,7 @@ class GradientExchange {
   float own_flag(std::size_t number) const;
   void read_flags();
   void scale_results(double factor);
+  void separate_gradients();
   bool over() const;
   void call_hook(bool for_all);
   void submit_units(std::span<const std::size_t> units, bool with_flags, Progress progress);

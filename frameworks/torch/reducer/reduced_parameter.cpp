@@ -1,5 +1,6 @@
 #include "reducer/reduced_parameter.h"
 
+#include <ATen/EmptyTensor.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
@@ -170,7 +171,18 @@ void ReducedParameter::detect_sharing(at::TensorList known) {
     const bool owns_base = tensor.is_view() && tensor._base().use_count() == 1;
     explained += owns_base ? 2 : 1;
   }
-  shared_ = gradient.storage().use_count() > explained;
+  // The program may have assigned one tensor to two parameters.
+  const bool assigned_twice = known.empty() && gradient.use_count() > 1;
+  shared_ = gradient.storage().use_count() > explained || assigned_twice;
+}
+
+std::span<const std::byte> ReducedParameter::shared_memory() const {
+  const torch::Tensor& gradient = this->gradient();
+  if (!shared_ || view_.defined() || !gradient.defined() || gradient.layout() != torch::kStrided)
+    return {};
+  return {static_cast<const std::byte*>(gradient.const_data_ptr()),
+          at::detail::computeStorageNbytes(gradient.sizes(), gradient.strides(),
+                                           gradient.element_size())};
 }
 
 SparseDims ReducedParameter::own_layout() const {
@@ -311,11 +323,10 @@ void ReducedParameter::place(const GradientReduction& how) {
 
 void ReducedParameter::choose_sent(const GradientReduction& how) {
   check_gradient(how);
+  if (!guarded_.defined()) detect_sharing({});
   sent_ = gradient();
-  if (!guarded_.defined()) {
-    detect_sharing({});
-  } else if (!sent_.is_same(guarded_) && guarded_.layout() == torch::kStrided &&
-             agreed_.value_or(0) == 0) {
+  if (guarded_.defined() && !sent_.is_same(guarded_) && guarded_.layout() == torch::kStrided &&
+      agreed_.value_or(0) == 0) {
     sent_ = guarded_;  // the program has replaced the gradient that was marked ready
   }
 }
@@ -328,6 +339,11 @@ bool ReducedParameter::has_parameter_strides(const torch::Tensor& gradient) cons
                                                     : gradient.is_contiguous());
 }
 
+torch::Tensor ReducedParameter::empty_gradient() const {
+  return torch::empty_strided(parameter_.sizes(), strides_for(parameter_),
+                              parameter_.options().requires_grad(false));
+}
+
 const torch::Tensor& ReducedParameter::gather(const GradientReduction& how) {
   TORCH_INTERNAL_ASSERT_DEBUG_ONLY(!view_.defined());
   const torch::NoGradGuard no_grad;
@@ -338,8 +354,7 @@ const torch::Tensor& ReducedParameter::gather(const GradientReduction& how) {
     record_scaled_gradient();
     return wire_;
   }
-  wire_ = torch::empty_strided(parameter_.sizes(), strides_for(parameter_),
-                               parameter_.options().requires_grad(false));
+  wire_ = empty_gradient();
   if (!sent_.defined()) return wire_.zero_();
   wire_.copy_(unguarded(sent_));
   return sent_factor() == 1 ? wire_ : wire_.mul_(sent_factor());
@@ -450,7 +465,12 @@ void ReducedParameter::complete_wire(bool used) {
   if (!gradient.defined()) {
     // The result is used if this rank has sent zeros, and another rank a gradient. If this rank has
     // sent a gradient, the program has reset it since.
-    if (used && !sent.defined()) gradient = wire.to(parameter_.scalar_type());
+    // Its strides must be those of the other ranks, because the rounding of an optimizer's step
+    // depends on them.
+    if (used && !sent.defined())
+      gradient = wire.layout() == torch::kStrided && wire.strides() != strides_for(parameter_)
+                     ? empty_gradient().copy_(wire)
+                     : wire.to(parameter_.scalar_type());
     return;
   }
   if (wire.layout() == torch::kStrided && gradient.is_alias_of(wire)) return;

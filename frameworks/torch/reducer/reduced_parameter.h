@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -144,8 +145,17 @@ class ReducedParameter {
   /// @return whether the program has written to the guarded `.grad`, or replaced it
   bool release() noexcept;
   /// Finds out whether `.grad` shares its memory with tensors other than `known`, the gradients
-  /// that autograd still holds. If it does, prepare() sends a copy.
+  /// that autograd still holds; none: no backward pass has made it ready, and another parameter may
+  /// have the same tensor. If it does, prepare() sends a copy.
   void detect_sharing(at::TensorList known);
+  /// The addresses of the elements of a dense `.grad` that has no view and shares its memory with
+  /// another tensor; otherwise empty. Call it after prepare() or gather().
+  std::span<const std::byte> shared_memory() const;
+  /// Gives `.grad` memory of its own, whose contents complete() sets. @pre it shares memory
+  void separate() {
+    TORCH_INTERNAL_ASSERT_DEBUG_ONLY(!shared_memory().empty());
+    parameter_.mutable_grad() = torch::empty_like(parameter_.grad());
+  }
 
   /// An in-place reduction of the current `.grad`, or of zeros if the parameter has no gradient.
   /// The several submissions of a sparse gradient must be in one group.
@@ -192,6 +202,8 @@ class ReducedParameter {
   /// `.grad`. Tensor::grad() also checks for tensors that keep no gradient.
   const torch::Tensor& gradient() const { return parameter_.unsafeGetTensorImpl()->grad(); }
   void check_gradient(const GradientReduction& how);
+  /// With the strides that autograd gives a gradient.
+  torch::Tensor empty_gradient() const;
   /// `.grad`, unless the program has replaced it. @pre guard()
   const torch::Tensor& expected() const {
     TORCH_INTERNAL_ASSERT_DEBUG_ONLY(guarded_.defined());

@@ -145,6 +145,11 @@ void all_reduce(const std::vector<torch::Tensor>& parameters, ReduceOp op,
   libtorch::begin_after_current_stream(submissions);
   wait_for(submit_all(std::move(submissions), Progress::kCaller));
   flags.read();
+  const torch::NoGradGuard no_grad;
+  std::vector<libtorch::ReducedParameter*> sharing;
+  for (libtorch::ReducedParameter& parameter : reduced)
+    if (!parameter.shared_memory().empty()) sharing.push_back(&parameter);
+  libtorch::separate_overlapping(std::move(sharing));
   for (std::size_t i = 0; i < reduced.size(); ++i) reduced[i].complete(flags.used(i));
 }
 

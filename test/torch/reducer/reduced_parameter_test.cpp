@@ -31,8 +31,8 @@ class ReducedParameterTest : public ::testing::Test {
 
 TEST_F(ReducedParameterTest, ReducesAGradientInItsPlace) {
   parameter.mutable_grad() = torch::full({3}, 5.0F);
-  const torch::Tensor gradient = parameter.grad();
   const auto submissions = reduced.prepare(how);
+  const torch::Tensor gradient = parameter.grad();
   ASSERT_EQ(submissions.size(), 1U);
   EXPECT_EQ(values_of(submissions[0]), gradient.data_ptr());
   overwrite(submissions[0], 7);
@@ -60,6 +60,16 @@ TEST_F(ReducedParameterTest, ZerosBecomeAGradientOnlyIfSomeRankHasOne) {
     ASSERT_EQ(parameter.grad().defined(), used);
   }
   EXPECT_TRUE(near(parameter.grad(), torch::full({3}, 7.0F)));
+}
+
+TEST_F(ReducedParameterTest, ZerosBecomeAGradientWithTheStridesOfTheParameter) {
+  const torch::Tensor transposed = torch::ones({2, 3}).t().set_requires_grad(true);
+  ReducedParameter other = testing::reduced("transposed", transposed, how);
+  const auto submissions = other.prepare(how);
+  for (int i = 0; i < 6; ++i) values_of(submissions[0])[i] = static_cast<float>(i);
+  other.complete(true);
+  EXPECT_EQ(transposed.grad().strides(), transposed.strides());
+  EXPECT_TRUE(near(transposed.grad(), torch::arange(6, torch::kFloat32).view({3, 2})));
 }
 
 TEST_F(ReducedParameterTest, AGradientThatWasResetStaysSo) {
