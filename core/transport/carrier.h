@@ -113,6 +113,17 @@ enum class MemoryRelease : std::uint8_t {
   kNever     ///< the carrier may use it until the process ends
 };
 
+/// Takes a message in parts while it arrives, so that the message need not be stored first.
+class PartReader {
+ public:
+  /// The parts follow each other in the message, and may be cut anywhere. Together they are not
+  /// longer than the receiver expects.
+  virtual void read(std::span<const std::byte> part) noexcept = 0;
+
+ protected:
+  ~PartReader() = default;
+};
+
 /// Messages under way, each in a numbered slot. The memory of a message belongs to the carrier from
 /// send() or receive() until test() returns its slot or cancel() returns kDone.
 ///
@@ -132,6 +143,13 @@ class Requests {
   virtual void receive(std::size_t slot, std::span<std::byte>, int peer, Tag) = 0;
   /// @param message from Carrier::probe(); usable once. The span is exactly as long as the message.
   virtual void receive(std::size_t slot, std::span<std::byte>, const ProbedMessage& message) = 0;
+
+  /// Receives a message of `bytes` bytes into a reader, which test() and the first cancel() may
+  /// call and no call after these. Returns false, without an effect, if the carrier cannot.
+  virtual bool receive_parts(std::size_t /*slot*/, PartReader&, std::size_t /*bytes*/, int /*peer*/,
+                             Tag) {
+    return false;
+  }
 
   /// Lets the carrier work, and returns the messages that have completed since the last call. The
   /// span is valid until the next call. The caller may go to sleep after an empty result, so a

@@ -88,6 +88,15 @@ void ChannelMessages::receive(std::size_t slot, std::span<std::byte> bytes, int 
   touch(world_rank);
 }
 
+bool ChannelMessages::receive_parts(std::size_t slot, PartReader& reader, std::size_t bytes,
+                                    int peer, int kind) {
+  const int world_rank = world_rank_of(peer);
+  const Tag tag = with_source(tag_, world_rank) | static_cast<Tag>(kind);
+  if (!requests_.receive_parts(slot, reader, bytes, world_rank, tag)) return false;
+  touch(world_rank);
+  return true;
+}
+
 std::span<const int> ChannelMessages::test() {
   const auto completed = requests_.test();
   for (const int slot : completed) touch(requests_.peer(static_cast<std::size_t>(slot)));

@@ -51,6 +51,8 @@ class ChannelMessages {
   /// @param kind see transport/carrier.h
   void send(std::size_t slot, std::span<const std::byte> bytes, int peer, int kind);
   void receive(std::size_t slot, std::span<std::byte> bytes, int peer, int kind);
+  /// See message::Requests::receive_parts().
+  bool receive_parts(std::size_t slot, PartReader&, std::size_t bytes, int peer, int kind);
   std::span<const int> test();
   /// Requests another pass of step() at once, even if no message has moved.
   void keep_going() noexcept { moved_ = true; }

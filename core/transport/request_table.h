@@ -34,6 +34,12 @@ class RequestTable {
     requests_->receive(slot, bytes, peer, tag);
     record_start(slot, {.peer = peer, .state = SlotState::kReceiving, .bytes = bytes.size()});
   }
+  /// See Requests::receive_parts().
+  bool receive_parts(std::size_t slot, PartReader& reader, std::size_t bytes, int peer, Tag tag) {
+    if (!requests_->receive_parts(slot, reader, bytes, peer, tag)) return false;
+    record_start(slot, {.peer = peer, .state = SlotState::kReceiving, .bytes = bytes});
+    return true;
+  }
   /// @param bytes exactly as long as the message
   void receive(std::size_t slot, std::span<std::byte> bytes, const ProbedMessage& arrival) {
     requests_->receive(slot, bytes, arrival);

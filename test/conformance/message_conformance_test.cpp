@@ -22,13 +22,20 @@ namespace {
 
 constexpr std::size_t kAllEager = std::numeric_limits<std::size_t>::max();
 
-constexpr flat::FlatTuning kSmallChunks = {
-    .chunk_bytes = 1024, .windows = 3, .direct_bytes = 64, .outstanding_chunks = 2};
-constexpr flat::FlatTuning kOneAtATime = {
-    .chunk_bytes = 4096, .windows = 1, .direct_bytes = 0, .outstanding_chunks = 1};
+constexpr flat::FlatTuning kSmallChunks = {.chunk_bytes = 1024,
+                                           .slice_bytes = 1024,
+                                           .windows = 3,
+                                           .direct_bytes = 64,
+                                           .outstanding_chunks = 2};
+constexpr flat::FlatTuning kOneAtATime = {.chunk_bytes = 4096,
+                                          .slice_bytes = 4096,
+                                          .windows = 1,
+                                          .direct_bytes = 0,
+                                          .outstanding_chunks = 1};
 struct Setting : MessageSetting {
   std::size_t eager_bytes = kAllEager;
   flat::FlatTuning tuning = kSmallChunks;  ///< of the flat backend
+  std::size_t part_bytes = 0;              ///< of messages that are reduced in parts
 };
 constexpr hierarchical::HierarchicalTuning kSmallBuffers = {
     .buffer_bytes = 2048, .small_bytes = 256, .smallest_slice = 64};
@@ -36,12 +43,15 @@ constexpr hierarchical::HierarchicalTuning kSmallBuffers = {
 constexpr Setting kFlat[] = {{{"Eager", "aaa"}},
                              {{"LateSends", "aa"}, 0},
                              {{"SomeLateSends", "aaaa"}, 512},
-                             {{"OneAtATime", "aaa"}, 512, kOneAtATime}};
+                             {{"OneAtATime", "aaa"}, 512, kOneAtATime},
+                             {{"PartsThatSplitElements", "aa"}, 512, kSmallChunks, 13},
+                             {{"PartsOfAByte", "aa"}, kAllEager, kOneAtATime, 1}};
 constexpr Setting kOfHosts[] = {{{"Eager", "aab"}}, {{"LateSends", "aabb"}, 0}};
 
 MakeParts flat_ranks(const Setting& setting) {
   const auto network = testing::FakeNetwork::create(setting.size(), 3);
   network->eager_bytes = setting.eager_bytes;
+  network->part_bytes = setting.part_bytes;
   return [network, tuning = setting.tuning](int rank) -> RankParts {
     return {std::make_unique<flat::FlatBackend>(network->carrier(rank), tuning)};
   };

@@ -18,9 +18,13 @@
 namespace hvd::conformance {
 namespace {
 
-using Setting = MessageSetting;
-constexpr Setting kFlat[] = {{"Two", "aa"}, {"Three", "aaa", 16}};
-constexpr Setting kOfHosts[] = {{"OneAndTwo", "abb", 16}};
+struct Setting : MessageSetting {
+  flat::FlatTuning tuning = {.direct_pair_bytes = std::size_t{1} << 20};  ///< of the flat backend
+};
+constexpr flat::FlatTuning kInSlices = {.slice_bytes = 16 * 1024, .direct_bytes = 64};
+constexpr Setting kFlat[] = {
+    {{"Two", "aa"}}, {{"TwoInSlices", "aa"}, kInSlices}, {{"Three", "aaa", 16}}};
+constexpr Setting kOfHosts[] = {{{"OneAndTwo", "abb", 16}}};
 
 using Carriers = std::vector<std::shared_ptr<message::Carrier>>;
 
@@ -48,9 +52,8 @@ std::shared_ptr<message::Carrier> carrier_of(Carriers& carriers, int rank) {
 
 MakeParts flat_ranks(const Setting& setting) {
   const auto carriers = std::make_shared<Carriers>(carriers_of(setting.size()));
-  return [carriers](int rank) -> RankParts {
-    constexpr flat::FlatTuning kTuning = {.direct_pair_bytes = std::size_t{1} << 20};
-    return {.backend = std::make_unique<flat::FlatBackend>(carrier_of(*carriers, rank), kTuning),
+  return [carriers, tuning = setting.tuning](int rank) -> RankParts {
+    return {.backend = std::make_unique<flat::FlatBackend>(carrier_of(*carriers, rank), tuning),
             .polls = true};
   };
 }

@@ -23,9 +23,12 @@ using testing::mpi_rank;
 using testing::mpi_size;
 
 constexpr FlatTuning kTiny = {
-    .chunk_bytes = 64, .windows = 3, .direct_bytes = 0, .outstanding_chunks = 2};
-constexpr FlatTuning kOneAtATime = {
-    .chunk_bytes = 4096, .windows = 1, .direct_bytes = 0, .outstanding_chunks = 1};
+    .chunk_bytes = 64, .slice_bytes = 64, .windows = 3, .direct_bytes = 0, .outstanding_chunks = 2};
+constexpr FlatTuning kOneAtATime = {.chunk_bytes = 4096,
+                                    .slice_bytes = 4096,
+                                    .windows = 1,
+                                    .direct_bytes = 0,
+                                    .outstanding_chunks = 1};
 constexpr FlatTuning kAllDirect = {
     .chunk_bytes = 4096, .windows = 4, .direct_bytes = 1 << 20, .outstanding_chunks = 3};
 constexpr FlatTuning kDirectPair = {.chunk_bytes = 4096,
@@ -195,6 +198,7 @@ TEST(FlatBackend, ScoresSupportedCollectives) {
                           {.kind = OpKind::kAllreduce}),
             0);
   EXPECT_THROW(FlatBackend(make_mpi_carrier(world), {.chunk_bytes = 100}), UsageError);
+  EXPECT_THROW(FlatBackend(make_mpi_carrier(world), {.slice_bytes = 100}), UsageError);
   world->farewell();
 }
 

@@ -20,8 +20,11 @@ struct Setting {
   int every = 1;  ///< runs one of every `every` cases; in a long run, all cases
 };
 
-constexpr flat::FlatTuning kSmallChunks = {
-    .chunk_bytes = 1024, .windows = 3, .direct_bytes = 64, .outstanding_chunks = 2};
+constexpr flat::FlatTuning kSmallChunks = {.chunk_bytes = 1024,
+                                           .slice_bytes = 1024,
+                                           .windows = 3,
+                                           .direct_bytes = 64,
+                                           .outstanding_chunks = 2};
 constexpr Setting kSettings[] = {{"Default", {}, false, 2},
                                  {"SmallChunks", kSmallChunks, false, 2},
                                  {"Subset", {}, true, 8},

@@ -17,8 +17,14 @@ using message::Tag;
 
 void FakeNetwork::deliver(Sent& from, const Posted& to) {
   const std::size_t bytes = std::min(from.bytes.size(), to.room.size());
-  if (bytes > 0) std::memcpy(to.room.data(), from.bytes.data(), bytes);
-  *to.receiver = {.done = true, .bytes = from.bytes.size()};
+  if (to.receiver->reader != nullptr) {
+    const auto part = from.bytes.first(std::min(from.bytes.size(), to.receiver->expected));
+    to.receiver->arrived.assign(part.begin(), part.end());
+  } else if (bytes > 0) {
+    std::memcpy(to.room.data(), from.bytes.data(), bytes);
+  }
+  to.receiver->done = true;
+  to.receiver->bytes = from.bytes.size();
   from.sender->done = true;
 }
 
@@ -55,16 +61,18 @@ class FakeRequests final : public message::Requests {
 
   void receive(std::size_t slot, std::span<std::byte> room, int /*peer*/, Tag tag) override {
     const std::lock_guard lock = enter();
-    FakeNetwork::Mailbox& here = network_->mailbox(rank_);
-    const FakeNetwork::Posted posted{.tag = tag, .room = room, .receiver = begin(slot)};
-    const auto waiting = std::find_if(here.sent.begin(), here.sent.end(),
-                                      [tag](const auto& message) { return message.tag == tag; });
-    if (waiting == here.sent.end()) {
-      here.posted.push_back(posted);
-      return;
-    }
-    FakeNetwork::deliver(*waiting, posted);
-    here.sent.erase(waiting);
+    post({.tag = tag, .room = room, .receiver = begin(slot)});
+  }
+
+  bool receive_parts(std::size_t slot, message::PartReader& reader, std::size_t bytes, int /*peer*/,
+                     Tag tag) override {
+    if (network_->part_bytes == 0) return false;
+    const std::lock_guard lock = enter();
+    const auto end = begin(slot);
+    end->reader = &reader;
+    end->expected = bytes;
+    post({.tag = tag, .receiver = end});
+    return true;
   }
 
   void receive(std::size_t slot, std::span<std::byte> room, const ProbedMessage& arrival) override {
@@ -90,6 +98,7 @@ class FakeRequests final : public message::Requests {
         if (completions_.empty()) fail_unless_reachable(slot);
         continue;
       }
+      pass_on_parts(*ends_[slot]);
       completions_.push_back({static_cast<int>(slot), ends_[slot]->bytes});
       ends_[slot] = nullptr;
     }
@@ -130,6 +139,26 @@ class FakeRequests final : public message::Requests {
   std::shared_ptr<FakeNetwork::End> begin(std::size_t slot) {
     if (ends_[slot] != nullptr) throw Error("fake: slot " + std::to_string(slot) + " is not idle");
     return ends_[slot] = std::make_shared<FakeNetwork::End>();
+  }
+  void post(const FakeNetwork::Posted& posted) {
+    FakeNetwork::Mailbox& here = network_->mailbox(rank_);
+    const auto waiting = std::find_if(here.sent.begin(), here.sent.end(), [&](const auto& message) {
+      return message.tag == posted.tag;
+    });
+    if (waiting == here.sent.end()) {
+      here.posted.push_back(posted);
+      return;
+    }
+    FakeNetwork::deliver(*waiting, posted);
+    here.sent.erase(waiting);
+  }
+  void pass_on_parts(FakeNetwork::End& end) const {
+    std::span<const std::byte> rest = end.arrived;
+    while (end.reader != nullptr && !rest.empty()) {
+      const std::size_t bytes = std::min(rest.size(), network_->part_bytes);
+      end.reader->read(rest.first(bytes));
+      rest = rest.subspan(bytes);
+    }
   }
   void withdraw() noexcept {
     const auto own = [this](const auto& end) {

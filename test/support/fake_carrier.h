@@ -30,6 +30,8 @@ class FakeNetwork : public std::enable_shared_from_this<FakeNetwork> {
   // --- settings: change them only while no other thread uses the network ---
   /// The sender's memory of a larger message is read only when the message is received.
   std::size_t eager_bytes = std::numeric_limits<std::size_t>::max();
+  /// Size of the parts that readers get; 0: the carrier cannot pass on parts.
+  std::size_t part_bytes = 0;
   /// The result of cancel() after kPending.
   message::MemoryRelease cancel_result = message::MemoryRelease::kDone;
   /// How often cancel() returns kPending first.
@@ -65,8 +67,11 @@ class FakeNetwork : public std::enable_shared_from_this<FakeNetwork> {
   struct End {
     bool done = false;
     std::size_t bytes = 0;
-    int receiver = -1;  ///< for a sender
-    int source = -1;    ///< for the receiver of a matched message
+    int receiver = -1;                      ///< for a sender
+    int source = -1;                        ///< for the receiver of a matched message
+    message::PartReader* reader = nullptr;  ///< gets `arrived` in the next test()
+    std::size_t expected = 0;               ///< by the reader
+    std::vector<std::byte> arrived = {};
   };
   struct Sent {
     message::Tag tag = 0;

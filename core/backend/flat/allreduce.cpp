@@ -6,9 +6,9 @@
 #include "base/cache_line.h"
 #include "kernels/kernels.h"
 
-// Terms. A chunk is the largest message (FlatTuning::chunk_bytes). A slice is the part of the
-// tensor that one rank, its owner, reduces at a time. It is at most as large as a chunk. A window
-// is one slice per rank, in rank order; the windows follow each other in the tensor.
+// Terms. A slice is the part of the tensor that one rank, its owner, reduces at a time
+// (FlatTuning::slice_bytes). A window is one slice per rank, in rank order; the windows follow each
+// other in the tensor.
 //
 //   tensor   | window 0                  | window 1                  | ...
 //            | slice 0 | slice 1 | ...   | slice 0 | slice 1 | ...   |
@@ -16,7 +16,8 @@
 // A small tensor is not cut: every rank sends it to every other rank, and each reduces all of them
 // (DirectAllreduce). A large tensor is reduced window by window (WindowedAllreduce): the owners
 // receive their slices from all ranks (scatter), reduce them in rank order, and send the results to
-// all ranks (gather).
+// all ranks (gather). Of two ranks, the owner reduces its slice while the other rank's arrives, if
+// the carrier can pass on parts of a message (SliceReader).
 
 namespace hvd::flat {
 namespace {
@@ -72,6 +73,59 @@ class DirectAllreduce final : public FlatWork {
   bool started_ = false;
 };
 
+/// Reduces a slice of this rank with the same slice of the only other rank while that arrives, so
+/// that it is not stored first. Each element is reduced by itself, so the result has the same bits.
+class SliceReader final : public message::PartReader {
+ public:
+  /// @param own 0 or 1, this rank's place in the order
+  /// @param out may be the same memory as `in`
+  void begin(const Collective& collective, int own, const std::byte* in, std::byte* out) {
+    collective_ = &collective;
+    own_ = own;
+    in_ = in;
+    out_ = out;
+    split_bytes_ = 0;
+    reduce_next(in, 0);  // throws for invalid parameters; read() must not throw
+  }
+
+  void read(std::span<const std::byte> part) noexcept override {
+    const std::size_t element = size_of(collective_->dtype);
+    if (split_bytes_ > 0) {
+      part = part.subspan(keep(part, element - split_bytes_));
+      if (split_bytes_ < element) return;
+      reduce_next(split_.data(), 1);
+      split_bytes_ = 0;
+    }
+    const std::size_t whole = part.size() / element;
+    reduce_next(part.data(), whole);
+    keep(part.subspan(whole * element), element);
+  }
+
+ private:
+  /// Keeps the first bytes of a part for an element whose other bytes are in another part.
+  std::size_t keep(std::span<const std::byte> part, std::size_t most) noexcept {
+    const std::size_t kept = std::min(part.size(), most);
+    std::copy_n(part.begin(), kept, split_.begin() + static_cast<std::ptrdiff_t>(split_bytes_));
+    split_bytes_ += kept;
+    return kept;
+  }
+  void reduce_next(const std::byte* theirs, std::size_t elements) {
+    std::array<const std::byte*, 2> sources = {theirs, theirs};
+    sources[static_cast<std::size_t>(own_)] = in_;
+    reduce(sources, out_, static_cast<std::int64_t>(elements), collective_->dtype, collective_->op,
+           collective_->scale);
+    in_ += elements * size_of(collective_->dtype);
+    out_ += elements * size_of(collective_->dtype);
+  }
+
+  const Collective* collective_ = nullptr;
+  int own_ = 0;
+  const std::byte* in_ = nullptr;  ///< the next element
+  std::byte* out_ = nullptr;       ///< the next element
+  std::array<std::byte, 8> split_ = {};
+  std::size_t split_bytes_ = 0;
+};
+
 /// Allreduce of large tensors. The transfers of a window on the rank that owns slice j:
 ///
 ///   scatter: send slice i to its owner i      --sent--> gather: receive slice i from its owner
@@ -98,8 +152,9 @@ class WindowedAllreduce final : public FlatWork {
   };
   struct Window {
     std::int64_t number = 0;
-    int missing_inputs = 0;  ///< slices that the scatter has not received yet
-    int messages = 0;        ///< messages of all transfers that have not completed yet
+    int missing_inputs = 0;         ///< slices that the scatter has not received yet
+    int messages = 0;               ///< messages of all transfers that have not completed yet
+    bool reduces_arrivals = false;  ///< the SliceReader reduces this rank's slice
   };
   struct Slice {
     std::int64_t first = 0;
@@ -108,6 +163,7 @@ class WindowedAllreduce final : public FlatWork {
 
   void start();
   void open_window(std::int64_t number);
+  void receive_input(int place, int peer, const Slice& mine);
   void on_completed(std::size_t request);
   void reduce_own_slice(int place);
 
@@ -141,9 +197,10 @@ class WindowedAllreduce final : public FlatWork {
   std::int64_t slice_elements_ = 0;
   std::byte* received_ = nullptr;
   std::array<Window, kMaxWindows> windows_ = {};
-  int windows_used_ = 0;           ///< how many entries of windows_ are used
-  std::int64_t window_count_ = 0;  ///< windows of the tensor
-  int open_ = 0;                   ///< windows under way
+  std::array<SliceReader, kMaxWindows> readers_ = {};  ///< like windows_; for two ranks
+  int windows_used_ = 0;                               ///< how many entries of windows_ are used
+  std::int64_t window_count_ = 0;                      ///< windows of the tensor
+  int open_ = 0;                                       ///< windows under way
   std::size_t reduced_bytes_ = 0;  ///< read by reductions since the last give_way()
   bool started_ = false;
 };
@@ -163,8 +220,6 @@ void WindowedAllreduce::start() {
   windows_used_ =
       static_cast<int>(std::min<std::int64_t>(channel().tuning().windows, window_count_));
   channel().requests().reset(static_cast<std::size_t>(windows_used_ * ranks_) * kTransfers);
-  received_ = channel().buffer().reserve(static_cast<std::size_t>(windows_used_ * ranks_) *
-                                         static_cast<std::size_t>(slice_elements_) * element_);
   for (int number = 0; number < windows_used_; ++number) open_window(number);
 }
 
@@ -173,15 +228,13 @@ void WindowedAllreduce::open_window(std::int64_t number) {
   // The first free place could differ between ranks.
   const auto place = static_cast<int>(number % windows_used_);
   Window& window = windows_[static_cast<std::size_t>(place)];
-  window = {.number = number, .missing_inputs = 0, .messages = 0};
+  window = {.number = number};
   ++open_;
   const Slice mine = slice(window, own_);
-  const auto mine_bytes = static_cast<std::size_t>(mine.count) * element_;
   for (int distance = 1; distance < ranks_; ++distance) {
     const int peer = (own_ + distance) % ranks_;
     if (mine.count > 0) {
-      channel().receive(request_of(place, kScatterReceive, peer),
-                        {received(place, peer), mine_bytes}, peer, kScatterKind + place);
+      receive_input(place, peer, mine);
       ++window.missing_inputs;
       window.messages += 2;  // this one, and the result to this peer
     }
@@ -192,6 +245,23 @@ void WindowedAllreduce::open_window(std::int64_t number) {
       window.messages += 2;  // this one, and the result from this peer
     }
   }
+}
+
+void WindowedAllreduce::receive_input(int place, int peer, const Slice& mine) {
+  const std::size_t request = request_of(place, kScatterReceive, peer);
+  const std::size_t bytes = input(mine).size();
+  if (ranks_ == 2) {
+    SliceReader& reader = readers_[static_cast<std::size_t>(place)];
+    reader.begin(collective_, own_, input(mine).data(), output(mine).data());
+    bool& reduces = windows_[static_cast<std::size_t>(place)].reduces_arrivals;
+    reduces = channel().receive_parts(request, reader, bytes, peer, kScatterKind + place);
+    if (reduces) return;
+  }
+  if (received_ == nullptr) {
+    received_ = channel().buffer().reserve(static_cast<std::size_t>(windows_used_ * ranks_) *
+                                           static_cast<std::size_t>(slice_elements_) * element_);
+  }
+  channel().receive(request, {received(place, peer), bytes}, peer, kScatterKind + place);
 }
 
 void WindowedAllreduce::on_completed(std::size_t request) {
@@ -213,14 +283,17 @@ void WindowedAllreduce::on_completed(std::size_t request) {
 }
 
 void WindowedAllreduce::reduce_own_slice(int place) {
-  const Slice mine = slice(windows_[static_cast<std::size_t>(place)], own_);
-  for (int rank = 0; rank < ranks_; ++rank) {
-    channel().sources[static_cast<std::size_t>(rank)] =
-        rank == own_ ? input(mine).data() : received(place, rank);
-  }
+  const Window& window = windows_[static_cast<std::size_t>(place)];
+  const Slice mine = slice(window, own_);
   const std::span<std::byte> result = output(mine);
-  reduce(channel().sources, result.data(), mine.count, collective_.dtype, collective_.op,
-         collective_.scale);
+  if (!window.reduces_arrivals) {
+    for (int rank = 0; rank < ranks_; ++rank) {
+      channel().sources[static_cast<std::size_t>(rank)] =
+          rank == own_ ? input(mine).data() : received(place, rank);
+    }
+    reduce(channel().sources, result.data(), mine.count, collective_.dtype, collective_.op,
+           collective_.scale);
+  }
   reduced_bytes_ += static_cast<std::size_t>(ranks_) * result.size();
   for (int distance = 1; distance < ranks_; ++distance) {
     const int peer = (own_ + distance) % ranks_;
@@ -254,9 +327,9 @@ WindowedAllreduce::WindowedAllreduce(std::shared_ptr<FlatChannelState> state,
   constexpr std::int64_t kSmallestSlice = 32 * 1024;
   constexpr auto kLine = static_cast<std::int64_t>(kCacheLine);
   const auto element = static_cast<std::int64_t>(element_);
-  const auto chunk = static_cast<std::int64_t>(channel().tuning().chunk_bytes);
+  const auto most = static_cast<std::int64_t>(channel().tuning().slice_bytes);
   const std::int64_t slice_bytes = std::min(
-      chunk, std::max(kSmallestSlice, kReceivedBytes / std::max(1, ranks_ - 1) / kLine * kLine));
+      most, std::max(kSmallestSlice, kReceivedBytes / std::max(1, ranks_ - 1) / kLine * kLine));
   const std::int64_t limit = std::max<std::int64_t>(1, slice_bytes / element);
   // Cuts the tensor into the number of windows that this limit requires, all of about the same
   // size.

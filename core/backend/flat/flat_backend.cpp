@@ -44,14 +44,17 @@ class FlatChannel final : public Channel {
 FlatBackend::FlatBackend(std::shared_ptr<message::Carrier> carrier, const FlatTuning& tuning)
     : carrier_(std::move(carrier)), name_(carrier_->name()), tuning_(tuning) {
   constexpr std::size_t kLargestChunk = std::size_t{1} << 30;
-  const bool valid = tuning.chunk_bytes >= kCacheLine && tuning.chunk_bytes <= kLargestChunk &&
-                     tuning.chunk_bytes % kCacheLine == 0 && tuning.direct_bytes <= kLargestChunk &&
+  const auto is_length = [](std::size_t bytes) {
+    return bytes >= kCacheLine && bytes <= kLargestChunk && bytes % kCacheLine == 0;
+  };
+  const bool valid = is_length(tuning.chunk_bytes) && is_length(tuning.slice_bytes) &&
+                     tuning.direct_bytes <= kLargestChunk &&
                      tuning.direct_pair_bytes <= kLargestChunk && tuning.windows >= 1 &&
                      tuning.windows <= kMaxWindows && tuning.outstanding_chunks >= 1;
   if (!valid)
     throw UsageError(
-        "FlatTuning: expected chunk_bytes a multiple of 64 up to 1 GiB, 1 to 4 windows and at "
-        "least 1 outstanding chunk");
+        "FlatTuning: expected chunk_bytes and slice_bytes multiples of 64 up to 1 GiB, 1 to 4 "
+        "windows and at least 1 outstanding chunk");
 }
 
 int FlatBackend::score(const Topology&, const ChannelSpec& spec,

@@ -48,6 +48,8 @@ class UcxRequests final : public message::Requests, private MessageOwner {
   void send(std::size_t slot, std::span<const std::byte> bytes, int peer, Tag tag) override;
   void receive(std::size_t slot, std::span<std::byte> bytes, int peer, Tag tag) override;
   void receive(std::size_t slot, std::span<std::byte> bytes, const ProbedMessage& arrival) override;
+  bool receive_parts(std::size_t slot, message::PartReader&, std::size_t bytes, int peer,
+                     Tag tag) override;
   std::span<const Completion> test() override;
   int failed_slot() const noexcept override { return failed_; }
   MemoryRelease cancel() noexcept override;
@@ -57,6 +59,7 @@ class UcxRequests final : public message::Requests, private MessageOwner {
     SlotState state = SlotState::kIdle;
     int peer = 0;
     Outgoing sent = {};
+    Parts parts = {};
     void* received = nullptr;  ///< request of a receive; null: over, not yet returned by test()
     Status status = kOk;       ///< of a receive that is over
     std::size_t bytes = 0;
@@ -126,6 +129,19 @@ void UcxRequests::receive(std::size_t slot, std::span<std::byte> bytes,
                           const ProbedMessage& arrival) {
   void* const message = reinterpret_cast<void*>(static_cast<std::uintptr_t>(arrival.handle));
   start_receive(slot, arrival.source, connections_->worker(in_).receive(bytes, message));
+}
+
+// A stopped worker calls no reader, but hardware that writes by itself continues, and two network
+// cards could deliver the parts in another order.
+bool UcxRequests::receive_parts(std::size_t slot, message::PartReader& reader, std::size_t bytes,
+                                int peer, Tag tag) {
+  if (!connections_->stopping_releases_memory()) return false;
+  Parts& parts = slots_[slot].parts;
+  parts = {.reader = &reader, .bytes = bytes};
+  const StartResult started = connections_->worker(in_).receive(parts, tag);
+  if (started.request == nullptr && started.status == kUnsupported) return false;
+  start_receive(slot, peer, started);
+  return true;
 }
 
 void UcxRequests::update(Slot& slot) {

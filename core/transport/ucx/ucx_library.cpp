@@ -52,6 +52,8 @@ struct Functions {
   decltype(&ucp_ep_close_nbx) ep_close = nullptr;
   decltype(&ucp_tag_send_nbx) tag_send = nullptr;
   decltype(&ucp_tag_recv_nbx) tag_recv = nullptr;
+  decltype(&ucp_dt_create_generic) create_datatype = nullptr;
+  decltype(&ucp_dt_destroy) destroy_datatype = nullptr;
   decltype(&ucp_tag_msg_recv_nbx) tag_msg_recv = nullptr;
   decltype(&ucp_tag_probe_nb) tag_probe = nullptr;
   decltype(&ucp_tag_recv_request_test) recv_test = nullptr;
@@ -84,6 +86,8 @@ std::string find_functions(void* library, Functions& f) {
   need("ucp_ep_close_nbx", f.ep_close);
   need("ucp_tag_send_nbx", f.tag_send);
   need("ucp_tag_recv_nbx", f.tag_recv);
+  need("ucp_dt_create_generic", f.create_datatype);
+  need("ucp_dt_destroy", f.destroy_datatype);
   need("ucp_tag_msg_recv_nbx", f.tag_msg_recv);
   need("ucp_tag_probe_nb", f.tag_probe);
   need("ucp_tag_recv_request_test", f.recv_test);
@@ -183,15 +187,41 @@ class Context {
   Context(const Functions&, const std::string& interface);
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
-  ~Context() { f_.cleanup(context_); }
+  ~Context() {
+    f_.destroy_datatype(parts_);
+    f_.cleanup(context_);
+  }
 
   const Functions& functions() const noexcept { return f_; }
   ucp_context_h handle() const noexcept { return context_; }
+  /// The datatype of a receive whose memory is Parts.
+  ucp_datatype_t parts() const noexcept { return parts_; }
 
  private:
   const Functions f_;
   ucp_context_h context_ = nullptr;
+  ucp_datatype_t parts_ = 0;
 };
+
+/// UCX passes each part of a message to the datatype instead of copying it. An error fails the
+/// receive.
+ucs_status_t read_part(void* state, std::size_t offset, const void* part, std::size_t bytes) {
+  auto& parts = *static_cast<Parts*>(state);
+  if (offset != parts.arrived || bytes > parts.bytes - offset) return UCS_ERR_INVALID_PARAM;
+  parts.arrived += bytes;
+  parts.reader->read({static_cast<const std::byte*>(part), bytes});
+  return UCS_OK;
+}
+
+/// The functions for sending are not used. finish() must not use the state, which UCX may still
+/// finish when the worker is destroyed.
+constexpr ucp_generic_dt_ops_t kReadParts = {
+    .start_pack = [](void*, const void*, std::size_t) -> void* { return nullptr; },
+    .start_unpack = [](void*, void* parts, std::size_t) { return parts; },
+    .packed_size = [](void* parts) { return static_cast<Parts*>(parts)->bytes; },
+    .pack = [](void*, std::size_t, void*, std::size_t) { return std::size_t{0}; },
+    .unpack = read_part,
+    .finish = [](void*) {}};
 
 Context::Context(const Functions& functions, const std::string& interface) : f_(functions) {
   ucp_config_t* config = nullptr;
@@ -209,6 +239,7 @@ Context::Context(const Functions& functions, const std::string& interface) : f_(
   const ucs_status_t made = f_.init(UCP_API_MAJOR, UCP_API_MINOR, &params, config, &context_);
   f_.config_release(config);
   check(f_, made, "ucp_init");
+  check(f_, f_.create_datatype(&kReadParts, nullptr, &parts_), "ucp_dt_create_generic");
   close_descriptors_on_exec();  // of the transports that it has loaded
 }
 
@@ -230,6 +261,12 @@ class UcxWorker final : public Worker {
   StartResult receive(std::span<std::byte> room, message::Tag tag) override {
     return started(
         f_.tag_recv(worker_, room.data(), room.size(), tag, ~message::Tag{0}, &always_a_request()));
+  }
+  StartResult receive(Parts& parts, message::Tag tag) override {
+    ucp_request_param_t param = always_a_request();
+    param.op_attr_mask |= UCP_OP_ATTR_FIELD_DATATYPE;
+    param.datatype = context_->parts();
+    return started(f_.tag_recv(worker_, &parts, 1, tag, ~message::Tag{0}, &param));
   }
   StartResult receive(std::span<std::byte> room, void* message) override {
     return started(f_.tag_msg_recv(worker_, room.data(), room.size(),

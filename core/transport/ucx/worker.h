@@ -19,6 +19,7 @@ inline constexpr Status kOk = 0;
 inline constexpr Status kInProgress = 1;
 inline constexpr Status kTruncated = -9;   ///< the message was longer than the receiver's buffer
 inline constexpr Status kCancelled = -16;  ///< by this rank
+inline constexpr Status kUnsupported = -22;
 
 struct Endpoint {
   void* handle = nullptr;
@@ -29,6 +30,13 @@ struct StartResult {
   /// The caller polls its status and frees it. Null: the operation is over, with `status`.
   void* request = nullptr;
   Status status = kOk;
+};
+
+/// A message that is received into a reader.
+struct Parts {
+  message::PartReader* reader = nullptr;
+  std::size_t bytes = 0;    ///< of the whole message
+  std::size_t arrived = 0;  ///< that the reader has taken
 };
 
 /// A whole message that has been matched but not received yet.
@@ -64,6 +72,10 @@ class Worker {
   virtual StartResult send(Endpoint, std::span<const std::byte>, message::Tag) = 0;
   /// Receives from any source. The tag must match exactly.
   virtual StartResult receive(std::span<std::byte>, message::Tag) = 0;
+  /// Receives into a reader, which progress() and this call may call. Fails with kUnsupported if
+  /// the worker cannot. @param parts stays in place until the request is freed, or until the worker
+  /// makes no more progress
+  virtual StartResult receive(Parts& /*parts*/, message::Tag) { return {nullptr, kUnsupported}; }
   /// @param message from probe(); usable once
   virtual StartResult receive(std::span<std::byte>, void* message) = 0;
   /// Matches the next message whose tag equals `tag` in the bits of `mask`.

@@ -32,7 +32,7 @@ class StandstillTest : public ::testing::Test {
     options.runtime.stall_warning = limit;
     options.runtime.stall_shutdown = limit;
     options.world = [this](int rank) {
-      const flat::FlatTuning tuning{.chunk_bytes = 1024, .windows = 1, .direct_bytes = 0};
+      const flat::FlatTuning tuning{.slice_bytes = 1024, .windows = 1, .direct_bytes = 0};
       return RankWorld{control_->plane(rank),
                        {std::make_shared<flat::FlatBackend>(data_network_->carrier(rank), tuning)}};
     };

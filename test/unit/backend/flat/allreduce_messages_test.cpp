@@ -53,6 +53,13 @@ TEST(FlatMessages, TwoRanksSendTensorsUpToTheLimitOfPairsWhole) {
   EXPECT_EQ(messages_of_allreduce(2, whole), 4) << "a higher limit";
 }
 
+TEST(FlatMessages, SlicesAreAtMostAsLargeAsTheLimit) {
+  FlatTuning tuning = {.slice_bytes = kElements * sizeof(float) / 2, .direct_bytes = 64};
+  EXPECT_EQ(messages_of_allreduce(2, tuning), 4) << "one slice for each rank, and the results";
+  tuning.slice_bytes /= 2;
+  EXPECT_EQ(messages_of_allreduce(2, tuning), 8);
+}
+
 TEST(FlatMessages, ThreeRanksIgnoreTheLimitOfPairs) {
   const FlatTuning slices = {.direct_bytes = 64};
   FlatTuning whole = slices;

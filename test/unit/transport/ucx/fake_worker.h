@@ -88,6 +88,7 @@ struct FakeUcx {
   /// Whether a cancelled receive ends at once.
   bool cancel_ends_receives = true;
   bool closes_complete = false;
+  bool passes_on_parts = false;
   /// Number of calls in which a worker's progress() reports work.
   int busy[ucx::kSides] = {};
 };
@@ -149,6 +150,9 @@ class FakeWorker final : public ucx::Worker {
     const ucx::StartResult started = start(is_hello(tag) ? "listen" : "receive", tag);
     ucx_->requests.back().room = room;
     return started;
+  }
+  ucx::StartResult receive(ucx::Parts& parts, message::Tag tag) override {
+    return ucx_->passes_on_parts ? start("receive parts", tag) : Worker::receive(parts, tag);
   }
   ucx::StartResult receive(std::span<std::byte> room, void* message) override {
     static_cast<void>(room);

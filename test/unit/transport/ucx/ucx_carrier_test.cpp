@@ -307,6 +307,31 @@ TEST_F(UcxCarrierTest, MemoryThatOthersTouchIsNeverGivenBack) {
   EXPECT_EQ(data.cancel(), MemoryRelease::kNever);
 }
 
+class UnusedReader final : public message::PartReader {
+ public:
+  void read(std::span<const std::byte>) noexcept override { ADD_FAILURE(); }
+};
+
+TEST_F(UcxCarrierTest, WorkersPassOnPartsWhereNothingElseTouchesMemory) {
+  UnusedReader reader;
+  RequestTable data(*carrier, Plane::kData);
+  data.reset(1);
+  EXPECT_FALSE(data.receive_parts(0, reader, memory.size(), 2, kTag)) << "this worker cannot";
+  EXPECT_EQ(data.in_flight(), 0);
+  ucx->passes_on_parts = true;
+  EXPECT_TRUE(data.receive_parts(0, reader, memory.size(), 2, kTag));
+  EXPECT_EQ(ucx->last("receive parts").tag, kTag);
+  end(ucx->last("receive parts"), kOk, memory.size());
+  EXPECT_EQ(data.test().size(), 1U);
+
+  auto workers = testing::fake_workers(ucx, 1);
+  workers.only_workers_touch_memory = false;
+  carrier = make_ucx_carrier(std::move(workers), members(1, 4));
+  RequestTable other(*carrier, Plane::kData);
+  other.reset(1);
+  EXPECT_FALSE(other.receive_parts(0, reader, memory.size(), 2, kTag));
+}
+
 TEST_F(UcxCarrierTest, WithoutAControlPlaneThereAreNoMessages) {
   RequestTable control(*carrier, Plane::kControl);
   control.reset(1);

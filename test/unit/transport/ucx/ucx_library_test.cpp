@@ -220,6 +220,65 @@ TEST(UcxMessages, OfAnySizeArriveWhole) {
   }
 }
 
+/// Checks that each byte is kByte.
+class CountingReader final : public message::PartReader {
+ public:
+  void read(std::span<const std::byte> part) noexcept override {
+    ++parts;
+    bytes += std::count(part.begin(), part.end(), kByte);
+  }
+  int parts = 0;
+  long bytes = 0;
+};
+
+TEST(UcxMessages, ArriveInParts) {
+  if (!only_tcp()) GTEST_SKIP() << "parts may arrive in another order";
+  for (const std::size_t bytes : {1UL, 65537UL, 1UL << 20, (4UL << 20) + 1}) {
+    SCOPED_TRACE(bytes);
+    Pair pair("leave", bytes, 0);
+    RequestTable table(pair.carrier(), Plane::kData);
+    table.reset(1);
+    CountingReader reader;
+    ASSERT_TRUE(table.receive_parts(0, reader, bytes, 0, kTag));
+    while (table.test().empty()) {
+    }
+    EXPECT_EQ(reader.bytes, static_cast<long>(bytes));
+    if (bytes >= 1UL << 20) EXPECT_GT(reader.parts, 1);
+    EXPECT_EQ(pair.wait_for_end(), 0);
+  }
+}
+
+TEST(UcxMessages, ALongerMessageThanAReaderExpectsIsAnError) {
+  if (!only_tcp()) GTEST_SKIP() << "parts may arrive in another order";
+  Pair pair("live", 100, 0);
+  pair.carrier().mark_failed();
+  RequestTable table(pair.carrier(), Plane::kData);
+  table.reset(1);
+  CountingReader reader;
+  ASSERT_TRUE(table.receive_parts(0, reader, 99, 0, kTag));
+  const std::string error = error_of([&] {
+    while (table.test().empty()) {
+    }
+  });
+  EXPECT_THAT(error, HasSubstr("rank 0 sent a longer message"));
+  EXPECT_LE(reader.bytes, 99);
+}
+
+TEST(UcxMessages, ACancelledReaderIsNotCalled) {
+  if (!only_tcp()) GTEST_SKIP() << "parts may arrive in another order";
+  Pair pair("live", std::size_t{64} << 20, 0);
+  pair.carrier().mark_failed();
+  RequestTable table(pair.carrier(), Plane::kData);
+  table.reset(1);
+  CountingReader reader;
+  ASSERT_TRUE(table.receive_parts(0, reader, std::size_t{64} << 20, 0, kTag));
+  while (reader.parts == 0) table.test();
+  EXPECT_EQ(table.cancel(), message::MemoryRelease::kDone);
+  const int parts = reader.parts;
+  for (int i = 0; i < 1000; ++i) pair.carrier().progress();
+  EXPECT_EQ(reader.parts, parts);
+}
+
 TEST(UcxMessages, AreProbedForAndReceived) {
   constexpr std::size_t kBytes = 100000;
   Pair pair("leave", kBytes, 0, Plane::kControl);
