@@ -233,9 +233,10 @@ void ReducedParameter::check_gradient(const GradientReduction& how) {
 /// gradients of a model are small. @return false for any other gradient, which is not copied
 bool ReducedParameter::copied_into_view(const torch::Tensor& gradient) const {
   if (!gradient.defined() || gradient.layout() != torch::kStrided || gradient.is_neg() ||
-      gradient.requires_grad() || !gradient.is_cpu() || !view_.is_cpu() ||
-      gradient.nbytes() > kSmall || gradient.scalar_type() != view_.scalar_type() ||
-      gradient.sizes() != view_.sizes() || gradient.strides() != view_.strides()) {
+      gradient._is_zerotensor() || gradient.requires_grad() || !gradient.is_cpu() ||
+      !view_.is_cpu() || gradient.nbytes() > kSmall ||
+      gradient.scalar_type() != view_.scalar_type() || gradient.sizes() != view_.sizes() ||
+      gradient.strides() != view_.strides()) {
     return false;
   }
   if (!gradient.is_same(view_) && gradient.const_data_ptr() != view_memory_) {

@@ -135,8 +135,11 @@ TEST_F(ReducedParameterTest, TakesAGradientThatItCanCopyIntoItsView) {
   EXPECT_FALSE(reduced.take(gradient)) << "there is no view";
   GradientBucket bucket("b", how, {&parameter, 1});
   reduced.set_view(bucket.view(0));
-  const torch::Tensor others[] = {torch::Tensor(), gradient.to(torch::kFloat64),
-                                  gradient.to_sparse(), torch::full({1}, 5.0F).expand({3}),
+  const torch::Tensor others[] = {torch::Tensor(),
+                                  gradient.to(torch::kFloat64),
+                                  gradient.to_sparse(),
+                                  torch::full({1}, 5.0F).expand({3}),
+                                  torch::_efficientzerotensor({3}),
                                   torch::full({3}, 5.0F, torch::requires_grad())};
   for (const torch::Tensor& other : others) EXPECT_FALSE(reduced.take(other));
   EXPECT_FALSE(parameter.grad().defined());
