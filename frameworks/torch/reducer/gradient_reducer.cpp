@@ -193,8 +193,9 @@ GradientHooks::Next GradientReducer::before_accumulate(std::size_t index,
   if (weights_.drops_gradients()) return GradientHooks::Next::kDrop;
   if (weights_.weighted()) parameter.begin_weighted_pass(weights_.current());
   const bool only_pass = readiness_.passes_per_step() == 1 && no_sync_depth_->load() == 0;
-  if (!only_pass || !hooks_.alone(index) || !parameter.take(gradients.front()))
-    return GradientHooks::Next::kAdd;
+  if (!only_pass || !hooks_.alone(index)) return GradientHooks::Next::kAdd;
+  follow_parameters();  // take() copies into the bucket of the current plan
+  if (!parameter.take(gradients.front())) return GradientHooks::Next::kAdd;
   finish_pass(index, gradients, /*placed=*/true);
   return GradientHooks::Next::kTaken;
 }
@@ -271,10 +272,15 @@ void GradientReducer::prefetch_next(std::size_t unit) const noexcept {
   }
 }
 
+/// Changes the units if the program has frozen, unfrozen or replaced parameters.
+void GradientReducer::follow_parameters() {
+  if (!readiness_.in_cycle() && units_.follow_parameters()) readiness_.set_units(units_.members());
+}
+
 void GradientReducer::prepare_gradient(std::size_t index, const variable_list& gradients,
                                        bool placed) {
   ReducedParameter& parameter = parameters_[index];
-  if (!readiness_.in_cycle() && units_.follow_parameters()) readiness_.set_units(units_.members());
+  if (!placed) follow_parameters();
   units_[readiness_.unit_of(index)].stream.follow(parameter.tensor());
   if (!agreement_.same_parameters()) refuse_capture(parameter);
   if (how_.error_if_nonfinite) finite_.inspect(index, parameter.tensor().grad());
@@ -299,7 +305,7 @@ void GradientReducer::refuse_capture(const ReducedParameter& parameter) const {
 }
 
 void GradientReducer::submit_rest() {
-  if (!readiness_.in_cycle() && units_.follow_parameters()) readiness_.set_units(units_.members());
+  follow_parameters();
   if (!agreement_.same_parameters()) agreement_.compare_parameters();
   if (agreement_.layouts_in_doubt()) agreement_.agree_on_layouts();
   exchange_.close_weights();

@@ -159,6 +159,7 @@ class GradientReducer {
   void prefetch_next(std::size_t unit) const noexcept;
   /// @param placed take() has copied the gradient into its bucket
   void finish_pass(std::size_t index, const torch::autograd::variable_list& gradients, bool placed);
+  void follow_parameters();
   void prepare_gradient(std::size_t index, const torch::autograd::variable_list& gradients,
                         bool placed);
   void submit_rest();
