@@ -116,12 +116,11 @@ enum class MemoryRelease : std::uint8_t {
 /// Takes a message in parts while it arrives, so that the message need not be stored first.
 class PartReader {
  public:
+  virtual ~PartReader() = default;
+
   /// The parts follow each other in the message, and may be cut anywhere. Together they are not
   /// longer than the receiver expects.
   virtual void read(std::span<const std::byte> part) noexcept = 0;
-
- protected:
-  ~PartReader() = default;
 };
 
 /// Messages under way, each in a numbered slot. The memory of a message belongs to the carrier from
