@@ -20,7 +20,7 @@ auto guarded(const Call& call) {
   }
 }
 
-/// What the hooks of all parameters share.
+/// The state that the hooks of all parameters share.
 struct HookState {
   const GradientHooks::Before before;
   const GradientHooks::After after;
